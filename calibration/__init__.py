@@ -1,0 +1,1 @@
+"""Microbenchmarks that measure a box (torch)."""

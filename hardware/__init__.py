@@ -1,0 +1,1 @@
+"""Shipped hardware profiles (YAML)."""

@@ -1,0 +1,1 @@
+"""Engine descriptions (YAML)."""

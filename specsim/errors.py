@@ -1,0 +1,37 @@
+"""The errors that reach people: one line that says what is wrong, where, and the mend.
+
+    SpecsimError
+     ├── InputError   bad input: exit code 2
+     └── WorkError    the work could not be done (a server died, a GPU is broken): exit code 1
+"""
+
+from __future__ import annotations
+
+
+class SpecsimError(Exception):
+    """Base of all errors that the command line prints as one line."""
+
+    exit_code = 1
+
+
+class InputError(SpecsimError):
+    """Input that cannot be used. `where` is a file, key, line or option; `mend` what to do about it."""
+
+    exit_code = 2
+
+    def __init__(self, what: str, *, where: str = "", mend: str = "") -> None:
+        message = f"{where}: {what}" if where else what
+        super().__init__(" ".join(f"{message}; {mend}".split()) if mend else " ".join(message.split()))
+
+
+class WorkError(SpecsimError):
+    """The input was fine and the work failed."""
+
+
+def did_you_mean(name: str, known: list[str] | tuple[str, ...]) -> str:
+    """The mend for an unknown name: the nearest known one, else all of them."""
+    import difflib
+
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    listing = ", ".join(known)
+    return f"did you mean {near[0]!r}? (known: {listing})" if near else f"known: {listing}"

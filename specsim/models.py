@@ -1,0 +1,250 @@
+"""What a model is, in the sizes that decide its speed: layers, weight matrices, experts, caches.
+
+A `Model` is read from a Hugging Face config.json by `specsim.configs`; nothing here knows a model by name.
+All counts are of the whole model; tensor parallelism is applied where operators are priced (`specsim.forward`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Format:
+    """How numbers are stored: `bits` per element, and the bits of scales and zero points spread over the elements."""
+
+    name: str  # bf16, fp16, fp32, fp8, int8, int4, nvfp4, mxfp4
+    bits: float
+    scale_bits: float = 0.0
+
+    @property
+    def bytes(self) -> float:
+        """Bytes per element, scales included."""
+        return (self.bits + self.scale_bits) / 8
+
+
+BF16 = Format("bf16", 16)
+FP32 = Format("fp32", 32)
+
+
+@dataclass(frozen=True)
+class Projection:
+    """One weight matrix of `inputs` x `outputs`, or `count` equal ones applied as one kernel each.
+
+    `split` says what tensor parallelism does: "column" cuts the outputs, "row" the inputs (its result needs an
+    all-reduce), "none" keeps a copy on each rank. `heads_kv` marks the part of a fused QKV whose heads cannot be
+    cut below one: that many outputs belong to K/V heads (`kv_outputs`), with `kv_heads` heads.
+    """
+
+    name: str
+    inputs: int
+    outputs: int
+    format: Format = BF16
+    split: str = "column"
+    bias: bool = False
+    count: int = 1
+    kv_outputs: int = 0
+    kv_heads: int = 0
+
+    @property
+    def parameters(self) -> int:
+        return self.count * (self.inputs * self.outputs + (self.outputs if self.bias else 0))
+
+    @property
+    def bytes(self) -> float:
+        return self.parameters * self.format.bytes
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The part of a mixer that reads a cache or a state.
+
+    kind: "gqa" (K and V of `kv_heads` heads), "mla" (one latent of `kv_lora_rank` + `rope_dim` values a token, the
+    same on every rank), "linear" (a fixed state a sequence: Mamba, gated delta net, KDA) or "conv" (short convolution).
+    `window` bounds the tokens read (sliding or chunked attention); `sparse_tokens` the tokens that an indexer selects
+    (DeepSeek sparse attention), which itself reads `index_dim` values of every token.
+    """
+
+    kind: str
+    heads: int
+    kv_heads: int = 0
+    head_dim: int = 0
+    v_head_dim: int = 0
+    kv_lora_rank: int = 0
+    rope_dim: int = 0
+    window: int | None = None
+    sparse_tokens: int | None = None
+    index_heads: int = 0
+    index_dim: int = 0
+    state_values: int = 0  # values of recurrent state a sequence and layer, all heads ("linear", "conv")
+    shares_kv: bool = False  # reads another layer's cache and keeps none of its own (Gemma-3n and -4)
+
+    def kv_values_per_token(self) -> int:
+        """Cache values one token adds in this layer, all KV heads; the indexer's keys included."""
+        if self.shares_kv or self.kind in ("linear", "conv"):
+            return 0
+        if self.kind == "mla":
+            return self.kv_lora_rank + self.rope_dim + self.index_dim
+        return self.kv_heads * (self.head_dim + (self.v_head_dim or self.head_dim)) + self.index_dim
+
+
+@dataclass(frozen=True)
+class Experts:
+    """Routed experts: `count` of them, `per_token` chosen for each row; `shared` runs for every row."""
+
+    count: int
+    per_token: int
+    inputs: int  # hidden size, or the latent size that the layer projects to first
+    intermediate: int
+    format: Format = BF16
+    gated: bool = True  # gate, up and down (3 matrices) or up and down (2)
+    bias: bool = False
+    router: Projection | None = None
+    shared: tuple[Projection, ...] = ()
+
+    @property
+    def matrices(self) -> int:
+        return 3 if self.gated else 2
+
+    @property
+    def parameters_each(self) -> int:
+        biases = (self.matrices - 1) * self.intermediate + self.inputs if self.bias else 0
+        return self.matrices * self.inputs * self.intermediate + biases
+
+    @property
+    def bytes_each(self) -> float:
+        return self.parameters_each * self.format.bytes
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One decoder layer: a mixer (attention or recurrent), then a dense feed-forward or experts; either may be absent.
+
+    `norms` counts normalisation kernels that the architecture demands (input, post-attention, q/k norms, ...), as an
+    engine with fused add-norm runs them. `kind` is the label shown to people, such as "mla+moe".
+    """
+
+    kind: str
+    attention: Attention | None = None
+    mixer: tuple[Projection, ...] = ()  # projections around the attention: qkv, o, low-rank parts, gates
+    ffn: tuple[Projection, ...] = ()  # dense feed-forward
+    experts: Experts | None = None
+    norms: int = 2
+    norm_parameters: int = 0
+    other_parameters: int = 0  # small tensors: convolutions, sinks, A_log, dt_bias, per-layer gates
+
+    @property
+    def allreduces(self) -> int:
+        """Sums over ranks that tensor parallelism needs: one after the mixer, one after the feed-forward."""
+        return int(bool(self.mixer)) + int(bool(self.ffn) or self.experts is not None)
+
+    def projections(self) -> Iterator[Projection]:
+        """Every dense matrix of the layer: mixer, feed-forward, router, shared experts (not the routed ones)."""
+        yield from self.mixer
+        yield from self.ffn
+        if self.experts is not None:
+            if self.experts.router is not None:
+                yield self.experts.router
+            yield from self.experts.shared
+
+    @property
+    def parameters(self) -> int:
+        routed = self.experts.count * self.experts.parameters_each if self.experts else 0
+        return routed + sum(p.parameters for p in self.projections()) + self.norm_parameters + self.other_parameters
+
+    @property
+    def active_parameters(self) -> int:
+        """Parameters that one token uses."""
+        idle = (self.experts.count - self.experts.per_token) * self.experts.parameters_each if self.experts else 0
+        return self.parameters - idle
+
+
+@dataclass(frozen=True)
+class DraftShape:
+    """What makes a model a drafter. `kind`: "eagle", "eagle3", "mtp", "dflash", "dspark", "model".
+
+    `fc` joins hidden states of the target (EAGLE: once a draft extend for EAGLE-3, every step for EAGLE and MTP);
+    `target_hidden` is the width of the target that it was trained for (0 = its own); `block` the tokens that a
+    block drafter emits in one pass.
+    """
+
+    kind: str
+    fc: Projection | None = None
+    target_hidden: int = 0
+    block: int = 0
+
+
+@dataclass(frozen=True)
+class Model:
+    """A whole model. `layers` is run-length encoded: (layer, how many), in the order of first appearance."""
+
+    name: str
+    architecture: str
+    hidden: int
+    vocab: int
+    layers: tuple[tuple[Layer, int], ...]
+    head: Projection  # lm_head; for a reduced draft vocabulary its outputs are the reduced size
+    tied: bool = False  # the head shares the embedding's memory
+    embedding_format: Format = BF16
+    activation: Format = BF16  # of hidden states, so of all-reduce messages
+    kv_format: Format = BF16
+    max_context: int = 0
+    final_norm_parameters: int = 0
+    other_parameters: int = 0  # vision tower and the like: in memory and in the total, not in a decode step
+    other_bytes: float = 0.0
+    embedding_parameters: int | None = None  # None: vocab x hidden; 0 for a drafter that borrows the target's
+    mtp_layers: tuple[tuple[Layer, int], ...] = ()  # built-in next-token-prediction layers, not in total_parameters
+    draft: DraftShape | None = None
+    quantisation: str = "none"  # as the config says it, for people
+    warnings: tuple[str, ...] = field(default=(), compare=False)
+    source: str = ""
+
+    @property
+    def num_layers(self) -> int:
+        return sum(n for _, n in self.layers)
+
+    @property
+    def _embedding(self) -> int:
+        return self.vocab * self.hidden if self.embedding_parameters is None else self.embedding_parameters
+
+    @property
+    def total_parameters(self) -> int:
+        fc = self.draft.fc.parameters if self.draft and self.draft.fc else 0
+        head = 0 if self.tied else self.head.parameters
+        return (
+            sum(n * layer.parameters for layer, n in self.layers)
+            + self._embedding
+            + head
+            + self.final_norm_parameters
+            + self.other_parameters
+            + fc
+        )
+
+    @property
+    def active_parameters(self) -> int:
+        """Parameters that one token uses, embedding and head counted as model cards do; other_parameters left out."""
+        idle = sum(n * (layer.parameters - layer.active_parameters) for layer, n in self.layers)
+        return self.total_parameters - idle - self.other_parameters
+
+    @property
+    def experts(self) -> Experts | None:
+        """The routed experts of the layer kind with most of them, or None for a dense model."""
+        kinds = [layer.experts for layer, _ in self.layers if layer.experts]
+        return max(kinds, key=lambda e: e.count, default=None)
+
+    @property
+    def weight_bytes(self) -> float:
+        """All weights in memory (one copy)."""
+        layers = sum(
+            n * (sum(p.bytes for p in layer.projections()) + (layer.experts.count * layer.experts.bytes_each if layer.experts else 0)
+                 + 2 * (layer.norm_parameters + layer.other_parameters))
+            for layer, n in self.layers
+        )  # fmt: skip
+        head = 0 if self.tied else self.head.bytes
+        fc = self.draft.fc.bytes if self.draft and self.draft.fc else 0
+        return layers + self._embedding * self.embedding_format.bytes + head + fc + self.other_bytes
+
+    def kv_bytes_per_token(self) -> float:
+        """Bytes of KV cache that one token adds, all layers, before it is cut over ranks."""
+        return sum(n * layer.attention.kv_values_per_token() for layer, n in self.layers if layer.attention) * self.kv_format.bytes

@@ -1,0 +1,1 @@
+"""Shipped model configurations (config.json files)."""

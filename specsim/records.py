@@ -1,0 +1,84 @@
+"""Measurement records, `specsim.record/1`: one JSON form for everything observed, by whatever means.
+
+`calibrate` writes operator samples, `validate` step times of a live server, `observe` what logs and benchmark files
+say. A record states how each figure was derived, so that a replay can set prediction beside observation years later.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Number = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+
+
+class Quantity(_Strict):
+    """A figure with its 80 % interval. `how` names the derivation, e.g. "regression over 4 lengths", "event timer"."""
+
+    value: Number
+    low: Number | None = None
+    high: Number | None = None
+    n: int | None = None  # samples behind it
+    how: str = ""
+
+
+class Point(_Strict):
+    """One operating point. Times are ms a step or cycle; what was not observed is None."""
+
+    batch: int | None = None
+    context: int | None = None  # mean tokens of context during the measurement
+    tokens_per_cycle: Number | None = None  # accept length, bonus token included; 1 without speculation
+    accept_rate_by_position: list[Number] | None = None  # conditional
+    decode_ms: Quantity | None = None
+    draft_ms: Quantity | None = None
+    verify_ms: Quantity | None = None
+    extend_ms: Quantity | None = None
+    host_ms: Quantity | None = None
+    cycle_ms: Quantity | None = None
+    tokens_per_s: Quantity | None = None
+    cuda_graph: bool | None = None
+    notes: list[str] = []
+    raw: dict[str, Any] = {}  # raw timings and counters that the figures came from
+
+
+class EngineRun(_Strict):
+    """What ran: the engine, its version and the launch flags, from which the scenario is rebuilt."""
+
+    name: Literal["sglang", "vllm", "other"]
+    version: str | None = None
+    flags: list[str] = []  # as on the command line, without the program's name
+    env: dict[str, str] = {}  # environment variables that change behaviour; never a secret
+
+
+class Correction(_Strict):
+    """Work that the measurement added and a real server would not do, to be added to predictions before comparing."""
+
+    what: str
+    kernels_per_moe_layer: Number = 0.0
+    us_per_moe_layer: Number = 0.0
+    applies_to: list[Literal["decode", "verify", "draft", "extend"]] = ["decode", "verify"]
+
+
+class Record(_Strict):
+    """One run. `kind`: what made it. Unknown keys are refused, so that a typing error never loses a figure."""
+
+    schema_: Literal["specsim.record/1"] = Field(alias="schema", default="specsim.record/1")
+    kind: Literal["calibration", "validation", "observation"]
+    name: str
+    date: str  # ISO 8601
+    source: str = ""  # command, file or address that it came from
+    environment: dict[str, Any] = {}  # gpu, gpus, driver, torch, nccl, clocks, topology, ...
+    hardware: str | None = None  # profile that describes the box, if known
+    engine: EngineRun | None = None
+    target_config: dict[str, Any] | None = None  # the target's config.json
+    draft_config: dict[str, Any] | None = None
+    points: list[Point] = []
+    samples: list[dict[str, Any]] = []  # operator samples of a calibration: {"operator", "shape", "seconds": [...], ...}
+    corrections: list[Correction] = []
+    method: str = ""
+    caveats: list[str] = []
