@@ -1,0 +1,89 @@
+"""The command line: a table of commands, each loaded only when it is called, and one place that prints errors."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+# name -> one line of help. Each lives in specsim/commands/<name>.py as `command`, imported only when it runs.
+COMMANDS = {
+    "predict": "Decode, verify and cycle time, and the acceptance that breaks even.",
+    "calibrate": "Measure this box and write its hardware profile.",
+    "doctor": "Check this box's health in seconds, measuring nothing more.",
+    "validate": "Set predictions beside a live server, or replay records.",
+    "fit": "Fit the engine terms to recorded runs.",
+    "observe": "Read logs, metrics, traces and benchmark files into records.",
+    "hardware": "List, show, compare and import hardware profiles.",
+    "models": "List and show models as specsim reads them.",
+}
+
+
+class _LazyGroup(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"specsim.commands.{name}").command
+        return command
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            from specsim.errors import InputError, did_you_mean
+
+            raise InputError(f"no command {args[0]!r}", mend=did_you_mean(args[0], list(COMMANDS)))
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="specsim")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+def group(debug: bool) -> None:
+    """A performance model and simulator for speculative decoding.
+
+    \b
+    Example:  specsim predict --draft-tokens 3 --accept-rate 0.6
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit: 0 done, 1 the work could not be done, 2 bad input."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in arguments
+    if debug:  # accepted anywhere on the line
+        arguments = [a for a in arguments if a != "--debug"]
+    try:
+        code = group.main(arguments, prog_name="specsim", standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
+    except click.ClickException as error:
+        _fail(error, error.format_message().replace("\n", " "), 2, debug)
+    except (click.Abort, KeyboardInterrupt):
+        sys.stderr.write("interrupted\n")
+        sys.exit(130)
+    except BrokenPipeError:  # the reader closed early (| head): not an error
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except Exception as error:
+        from specsim.errors import SpecsimError
+
+        if isinstance(error, SpecsimError):
+            _fail(error, str(error), error.exit_code, debug)
+        _fail(error, f"unexpected {type(error).__name__}: {error} (this is a bug; run again with --debug and report it)", 1, debug)
+
+
+def _fail(error: BaseException, message: str, code: int, debug: bool) -> None:
+    if debug:
+        import traceback
+
+        traceback.print_exception(error)
+    sys.stderr.write(f"error: {message}\n")
+    sys.exit(code)

@@ -1,1 +1,0 @@
-"""Engine descriptions (YAML)."""
