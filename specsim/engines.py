@@ -1,0 +1,344 @@
+"""What an engine does with a model: the kernels it adds, which passes run in CUDA graphs, which all-reduce it picks.
+
+Numbers are data (specsim/data/sglang.yaml, vllm.yaml), read from the engines' public source; policy is here.
+docs/engines.md names the source files and follows the cycle of each drafting method.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from specsim.errors import InputError, did_you_mean
+from specsim.files import read_yaml
+
+ENGINES = ("sglang", "vllm")
+PHASES = ("decode", "draft", "verify", "extend")
+METHODS = ("eagle3", "eagle", "mtp", "draft-model", "ngram", "none")
+NO_LIMIT = 2**62  # bytes
+
+
+@dataclass(frozen=True)
+class Term:
+    """One host or gap term in microseconds; `relative_uncertainty` is one standard deviation over the value."""
+
+    value: float
+    relative_uncertainty: float
+    source: str
+
+
+@dataclass(frozen=True)
+class Engine:
+    """One release of one engine.
+
+    `kernels` are those launched besides the structural ones, by piece ("gqa", "mla", "linear", "conv", "indexer",
+    "dense", "moe", "shared", once a "pass", "draft" and "accept") and operator class. `kernel_counts` says how many
+    CUDA kernels one call of a class launches.
+    """
+
+    name: str
+    version: str
+    kernels: Mapping[str, Mapping[str, int]]
+    kernel_counts: Mapping[str, int]
+    shared_experts_overlap: bool
+    running_cap_speculative: int | None
+    fused_add_norm: bool
+    terms: Mapping[str, Term]
+    policy: Mapping[str, Any] = field(repr=False)  # the description's other entries, already of this release
+
+    def launches(self, operator: str) -> int:
+        """CUDA kernels of one call of the class `operator`; "moe_int4" falls back on "moe", an unknown class is 1."""
+        return self.kernel_counts.get(operator, self.kernel_counts.get(operator.split("_")[0], 1))
+
+    def attention_launches(self, kind: str, backend: str | None = None) -> int:
+        """CUDA kernels of one attention call ("gqa", "mla", ...) with an attention backend."""
+        by_backend: Mapping[str, int] = self.policy["attention_kernels"].get(backend or "", {})
+        return by_backend.get(kind, self.launches(f"attention_{kind}"))
+
+    def captured_batches(
+        self,
+        max_batch: int | None,
+        speculative: bool,
+        gpu_memory_gb: float,
+        tp: int,
+        *,
+        rows: int = 1,
+        explicit: Sequence[int] | None = None,
+        max_running: int | None = None,
+    ) -> tuple[int, ...]:
+        """Batch sizes (sequences) with a CUDA graph, ascending.
+
+        `max_batch`: the largest as the user asked for it (SGLang: sequences, --cuda-graph-max-bs; vLLM: tokens,
+        max_cudagraph_capture_size); None: the engine's default. `explicit`: the user's own list, in the same unit.
+        `rows`: tokens a sequence has in the pass (draft tokens for a verify). `max_running`: the user's limit of
+        running sequences. `gpu_memory_gb` is decimal. Raises InputError when no size is positive.
+        """
+        if any(size < 1 for size in [*(explicit or ()), *([] if max_batch is None else [max_batch]), rows]):
+            raise InputError("must be positive", where="captured batch sizes", mend="give sizes of 1 or more")
+        mib = gpu_memory_gb * 1e9 / 2**20
+        running = max_running or (self.running_cap_speculative if speculative else None)
+        if self.name == "vllm":
+            return self._captured_tokens(max_batch, mib, rows, explicit, max_running)
+        if explicit:
+            sizes = set(explicit)
+        else:
+            largest = max_batch or self._largest_default(mib, tp)
+            steps = self.policy["graphs"]["speculative" if speculative else "plain"]
+            sizes = _expand(steps, largest) | {largest}
+        if running is not None and max(sizes) > running:
+            sizes = {size for size in sizes if size <= running} | {running}
+        return tuple(sorted(sizes))
+
+    def _largest_default(self, mib: float, tp: int) -> int:
+        tiers = self.policy["graphs"]["max_batch"]
+        tier = next(t for t in tiers if mib < t.get("below_mib", np.inf))
+        return int(tier["small_tp" if tp < 4 else "large_tp"])
+
+    def _captured_tokens(
+        self, max_tokens: int | None, mib: float, rows: int, explicit: Sequence[int] | None, max_seqs: int | None
+    ) -> tuple[int, ...]:
+        """vLLM captures numbers of tokens; with several rows a sequence it rounds them up to multiples of the rows."""
+        graphs = self.policy["graphs"]
+        default = graphs["max_num_seqs"]
+        seqs = max_seqs or default["large" if mib >= default["large_from_mib"] else "small"]
+        largest = max_tokens or (max(explicit) if explicit else min(seqs * rows * 2, graphs["max_tokens"]))
+        sizes = set(explicit) if explicit else _expand(graphs["sizes"], largest)
+        batches = {-(-size // rows) for size in sizes if -(-size // rows) * rows <= largest}
+        return tuple(sorted(batch for batch in batches if batch <= seqs))
+
+    def padded_batch(self, batch: ArrayLike, captured: Sequence[int]) -> NDArray[np.int64]:
+        """The batch that a graph really runs: the next captured size; above the largest one, eager and unpadded."""
+        wanted = np.asarray(batch, dtype=np.int64)
+        if not len(captured):
+            return wanted.copy()
+        sizes = np.sort(np.asarray(captured, dtype=np.int64))
+        place = np.searchsorted(sizes, wanted)
+        padded: NDArray[np.int64] = np.where(place < len(sizes), sizes[np.minimum(place, len(sizes) - 1)], wanted)
+        return padded
+
+    def default_attention_backend(self, kind: str, compute_capability: str | None, topk: int = 1) -> str:
+        """The attention backend that SGLang picks when no flag says it; vLLM's choice is given as "auto"."""
+        if self.name == "vllm":
+            return "auto"
+        major = (compute_capability or "9").split(".")[0]
+        if kind == "mla":
+            return {"9": "fa3", "10": "flashinfer"}.get(major, "triton")
+        if topk > 1:
+            return "flashinfer"
+        return {"9": "fa3", "10": "trtllm_mha"}.get(major, "flashinfer")
+
+    def graph_phases(
+        self,
+        method: str,
+        *,
+        attention_backend: str | None = None,
+        draft_attention_backend: str | None = None,
+        disable_cuda_graph: bool = False,
+        eager: Collection[str] = frozenset(),
+        compute_capability: str | None = None,
+    ) -> dict[str, bool]:
+        """Which phases run in a CUDA graph (for batches that were captured). A phase that `method` lacks is False.
+
+        `attention_backend` is the one that serves the draft extend unless `draft_attention_backend` is given.
+        `eager`: phases forced out of graphs. Raises InputError for an unknown method or phase.
+        """
+        if method not in METHODS:
+            raise InputError(f"unknown drafting method {method!r}", mend=did_you_mean(method, METHODS))
+        for phase in eager:
+            if phase not in PHASES:
+                raise InputError(f"unknown phase {phase!r}", where="eager", mend=did_you_mean(phase, PHASES))
+        drafts = method not in ("ngram", "none")
+        present = {"decode": True, "draft": drafts, "verify": method != "none", "extend": drafts}
+        if self.name == "sglang":
+            backend = draft_attention_backend or attention_backend
+            backend = backend or self.default_attention_backend("gqa", compute_capability)
+            present["extend"] &= backend in self.policy["graphs"]["extend_backends"]
+        return {phase: on and not disable_cuda_graph and phase not in eager for phase, on in present.items()}
+
+    def allreduce_limits(
+        self, *, ranks: int, link: str, graph: bool, options: Mapping[str, Any] | None = None
+    ) -> tuple[tuple[str, int], ...]:
+        """Implementations in the order that the engine tries them, each with the largest message in bytes it takes.
+
+        Used: the first whose limit the message does not exceed; the last has none. `options`, all optional:
+        disable_custom_all_reduce, p2p (two PCIe GPUs reach each other), nodes, compute_capability ("9.0"),
+        flashinfer_allreduce_fusion (bool), dp_attention, row_bytes (of one row, for limits in rows), max_rows (of the
+        widest captured pass), symmetric_memory, and env (environment variables by name).
+        """
+        options = options or {}
+        env: Mapping[str, str] = options.get("env") or {}
+        capability = str(options.get("compute_capability") or "")
+        one_node = int(options.get("nodes") or 1) == 1
+        found: list[tuple[str, int]] = []
+        if ranks > 1:
+            custom = one_node and not options.get("disable_custom_all_reduce")
+            choose = self._sglang_allreduce if self.name == "sglang" else self._vllm_allreduce
+            found = choose(ranks, link, graph, custom, capability, options, env)
+        protocol = env.get("NCCL_PROTO", "").lower()
+        if re.fullmatch(r"ll|ll128|simple", protocol):
+            found.append((f"nccl-{protocol}", NO_LIMIT))
+        return (*found, ("nccl", NO_LIMIT))
+
+    def _sglang_allreduce(
+        self,
+        ranks: int,
+        link: str,
+        graph: bool,
+        custom: bool,
+        capability: str,
+        options: Mapping[str, Any],
+        env: Mapping[str, str],
+    ) -> list[tuple[str, int]]:
+        rules = self.policy["allreduce"]
+        major = capability.split(".")[0]
+        found: list[tuple[str, int]] = []
+        row_bytes = int(options.get("row_bytes") or 0)
+        if (
+            options.get("flashinfer_allreduce_fusion")
+            and major in rules["fusion_capabilities"]
+            and not options.get("dp_attention")
+        ):
+            found.append(("flashinfer", rules["fusion_max_rows"] * row_bytes or NO_LIMIT))
+        if custom and link == "nvlink" and ranks in rules["v2_ranks"] and self._v2(env):
+            table = rules["oneshot_kib"].get(major, rules["oneshot_kib"]["other"])
+            found.append(("oneshot", table[ranks][0 if graph else 1] * 1024))
+            found.append(("custom", rules["v2_max_bytes"]))
+        elif custom and ranks in rules["ranks"] and (link == "nvlink" or (ranks == 2 and options.get("p2p", True))):
+            found.append(("custom", rules["legacy_max_bytes"]))
+        if rules["pcie_ipc"] and _on(env.get("SGLANG_ENABLE_PCIE_IPC_ALLREDUCE")) and ranks in rules["pcie_ipc_ranks"]:
+            found.append(("pcie-ipc", int(options.get("max_rows") or 0) * row_bytes or NO_LIMIT))
+        return found
+
+    def _v2(self, env: Mapping[str, str]) -> bool:
+        said = env.get("SGLANG_OPT_USE_CUSTOM_ALL_REDUCE_V2", env.get("SGLANG_USE_JIT_ALL_REDUCE"))
+        return bool(self.policy["allreduce"]["v2_default"]) if said is None else _on(said)
+
+    def _vllm_allreduce(
+        self,
+        ranks: int,
+        link: str,
+        graph: bool,
+        custom: bool,
+        capability: str,
+        options: Mapping[str, Any],
+        env: Mapping[str, str],
+    ) -> list[tuple[str, int]]:
+        rules = self.policy["allreduce"]
+        mesh = link == "nvlink"
+        symmetric = rules["symmetric_kib"].get(capability, {}) if mesh and custom else {}
+        symmetric = symmetric if _on(env.get("VLLM_ALLREDUCE_USE_SYMM_MEM", "1")) else {}
+        found: list[tuple[str, int]] = []
+        if custom and ranks in rules["ranks"] and (mesh or (ranks == 2 and options.get("p2p", True))):
+            limit = rules["legacy_max_bytes"]
+            if symmetric:
+                limit = min(limit, rules["custom_kib"].get(capability, {}).get(ranks, NO_LIMIT) * 1024)
+            found.append(("custom", limit - 1))  # vLLM takes messages strictly smaller
+        if ranks in symmetric:
+            found.append(("symm-mem", symmetric[ranks] * 1024 - 1))
+        return found
+
+    @overload
+    def allreduce_preference(
+        self, *, ranks: int, link: str, bytes: int, graph: bool, options: Mapping[str, Any] | None = None
+    ) -> tuple[str, ...]: ...
+    @overload
+    def allreduce_preference(
+        self, *, ranks: int, link: str, bytes: NDArray[Any], graph: bool, options: Mapping[str, Any] | None = None
+    ) -> NDArray[np.object_]: ...
+    def allreduce_preference(
+        self,
+        *,
+        ranks: int,
+        link: str,
+        bytes: int | NDArray[Any],
+        graph: bool,
+        options: Mapping[str, Any] | None = None,
+    ) -> tuple[str, ...] | NDArray[np.object_]:
+        """Implementation names for a message of `bytes`, the engine's choice first, then what may stand in for it.
+
+        An array of sizes gives an object array of the same shape, one tuple a size. See `allreduce_limits`.
+        """
+        limits = self.allreduce_limits(ranks=ranks, link=link, graph=graph, options=options)
+        if not isinstance(bytes, np.ndarray):
+            return tuple(name for name, limit in limits if bytes <= limit)
+        edges = sorted({limit for _, limit in limits})
+        table = np.empty(len(edges), dtype=object)
+        for place, edge in enumerate(edges):
+            table[place] = tuple(name for name, limit in limits if limit >= edge)
+        chosen: NDArray[np.object_] = table[np.searchsorted(np.asarray(edges, dtype=np.float64), bytes)]
+        return chosen
+
+
+def _expand(steps: Sequence[Sequence[int | None]], largest: int) -> set[int]:
+    """The sizes of runs [first, last or None, step], up to `largest`."""
+    sizes: set[int] = set()
+    for first, last, step in steps:
+        assert first is not None
+        assert step is not None
+        stop = largest if last is None else min(last, largest)
+        sizes.update(range(first, stop + 1, step))
+    return sizes
+
+
+def _on(text: str | None) -> bool:
+    return (text or "").strip().lower() in ("1", "true", "yes", "y", "on", "t")
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """ "v0.5.16.post1" to (0, 5, 16)."""
+    match = re.match(r"v?(\d+)\.(\d+)(?:\.(\d+))?", version.strip())
+    return tuple(int(part or 0) for part in match.groups()) if match else ()
+
+
+def _of_release(value: Any, release: tuple[int, ...]) -> Any:
+    """`value` with each list of {since, value} replaced by the value that held in `release`."""
+    if isinstance(value, dict):
+        return MappingProxyType({key: _of_release(item, release) for key, item in value.items()})
+    if isinstance(value, list) and value and isinstance(value[0], dict) and "since" in value[0]:
+        held = [item["value"] for item in value if _release(str(item["since"])) <= release]
+        return _of_release(held[-1], release)
+    if isinstance(value, list):
+        return tuple(_of_release(item, release) for item in value)
+    return value
+
+
+@cache
+def _description(name: str) -> dict[str, Any]:
+    described: dict[str, Any] = read_yaml(Path(__file__).parent / "data" / f"{name}.yaml", "engine description")
+    return described
+
+
+@cache
+def load_engine(name: str, version: str | None = None) -> Engine:
+    """The description of a release; without a version, of the one that was measured.
+
+    Raises InputError for an unknown engine (with the nearest known) or a release outside the described range.
+    """
+    if name not in ENGINES:
+        raise InputError(f"unknown engine {name!r}", where="engine", mend=did_you_mean(name, ENGINES))
+    data = _description(name)
+    wanted = data["default"] if version is None else version
+    release, first, last = _release(wanted), _release(data["first"]), _release(data["last"])
+    if not first <= release <= last:
+        mend = f"described: {data['first']} to {data['last']} (default {data['default']})"
+        raise InputError(f"no description of {name} {wanted!r}", where="engine version", mend=mend)
+    held = _of_release(data, release)
+    return Engine(
+        name=name,
+        version=".".join(map(str, release)),
+        kernels=held["kernels"],
+        kernel_counts=held["kernel_counts"],
+        shared_experts_overlap=held["shared_experts_overlap"],
+        running_cap_speculative=held["running_cap_speculative"],
+        fused_add_norm=held["fused_add_norm"],
+        terms=MappingProxyType({key: Term(**term) for key, term in held["terms"].items()}),
+        policy=MappingProxyType({key: held[key] for key in ("attention_kernels", "graphs", "allreduce")}),
+    )
