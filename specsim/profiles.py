@@ -6,10 +6,16 @@ kernels it runs, is the engine's description. Field names carry the unit; `Machi
 
 from __future__ import annotations
 
+import datetime
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from specsim.errors import InputError, did_you_mean
+from specsim.files import parse_yaml, read_text
 
 SourceKind = Literal["measured", "fitted", "published", "datasheet", "assumed"]
 Positive = Annotated[float, Field(gt=0, lt=1e12, allow_inf_nan=False)]
@@ -28,6 +34,14 @@ class Source(Strict):
     kind: SourceKind
     reference: str = Field(min_length=3)
     date: str = Field(pattern=r"^\d{4}(-\d{2}(-\d{2})?)?$")
+
+    @field_validator("date", mode="before")
+    @classmethod
+    def _text(cls, value: object) -> object:
+        """YAML reads 2026-07-25 as a date and 2026 as a number: both mean the text."""
+        if isinstance(value, datetime.date) and not isinstance(value, datetime.datetime):
+            return value.isoformat()
+        return str(value) if type(value) is int else value
 
 
 class Group(Strict):
@@ -120,3 +134,183 @@ def folder() -> Path:
     import specsim.hardware as shipped
 
     return Path(shipped.__path__[0])
+
+
+REQUIRED = ("gemm_bf16", "attention_gqa", "norm", "tiny")  # operator classes that every profile has
+
+
+def list_profiles() -> list[str]:
+    """Names of the shipped profiles, sorted."""
+    return sorted(p.stem for p in folder().glob("*.yaml"))
+
+
+def load_profile(name_or_path: str) -> Profile:
+    """A shipped profile by name (any case), or one from a YAML file.
+
+    Raises InputError, one line: an unknown name with the nearest one, or the file, key and value that are wrong.
+    """
+    path = Path(name_or_path)
+    if path.suffix.lower() not in (".yaml", ".yml") and "/" not in name_or_path and not path.is_file():
+        known = list_profiles()
+        name = next((n for n in known if n.lower() == name_or_path.lower()), None)
+        if name is None:
+            raise InputError(f"no hardware profile {name_or_path!r}", mend=did_you_mean(name_or_path, known))
+        path = folder() / f"{name}.yaml"
+    return parse_profile(read_text(path, "hardware profile"), str(path))
+
+
+def parse_profile(text: str, where: str) -> Profile:
+    """A profile from YAML text. Raises InputError naming `where`, the key and the value that is wrong."""
+    data = parse_yaml(text, where, "hardware profile")
+    if not isinstance(data, dict):
+        raise InputError("is not a mapping", where=where, mend="a profile starts with 'schema: specsim.hardware/1'")
+    _refuse_duplicates(text, where)
+    try:
+        profile = Profile.model_validate(data, strict=True)
+    except ValidationError as error:
+        raise InputError(*_first(error), where=where) from None
+    except RecursionError:
+        raise InputError("is nested too deeply", where=where) from None
+    missing = [name for name in REQUIRED if name not in profile.operators]
+    if missing:
+        listing = ", ".join(missing)
+        raise InputError(f"operators lacks {listing}", where=where, mend="every profile needs " + ", ".join(REQUIRED))
+    return profile
+
+
+def _first(error: ValidationError) -> tuple[str]:
+    """The first complaint as one line: key, what was expected, what was found."""
+    details = error.errors(include_url=False)
+    first = details[0]
+    key = ".".join(str(part) for part in first["loc"]) or "profile"
+    found = repr(first["input"])
+    found = found if len(found) <= 60 else found[:57] + "..."
+    more = f" (and {len(details) - 1} more)" if len(details) > 1 else ""
+    got = "" if first["type"] == "missing" else f", got {found}"
+    return (f"{key}: {first['msg'][:1].lower()}{first['msg'][1:]}{got}{more}",)
+
+
+def _refuse_duplicates(text: str, where: str) -> None:
+    """YAML lets a repeated key silently replace the first: refuse it, with its line."""
+    import yaml
+
+    stack, seen = [yaml.compose(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))], set()
+    while stack:
+        node = stack.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            stack.extend(n for n in node.value if not isinstance(n, yaml.ScalarNode))
+        elif isinstance(node, yaml.MappingNode):
+            keys: set[str] = set()
+            for key, value in node.value:
+                if key.value in keys if isinstance(key, yaml.ScalarNode) else False:
+                    line = key.start_mark.line + 1
+                    raise InputError(f"key {key.value!r} is given twice", where=f"{where}, line {line}", mend="keep one")
+                if isinstance(key, yaml.ScalarNode):
+                    keys.add(key.value)
+                stack.append(value)
+
+
+# --- writing ------------------------------------------------------------------------------------------------------
+
+
+def dump_profile(profile: Profile) -> str:
+    """The profile as YAML that `parse_profile` reads back: stable order, numbers before their source, lists in one line."""
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        def ignore_aliases(self, data: object) -> bool:
+            return True
+
+    def sequence(dumper: yaml.SafeDumper, data: list[Any]) -> yaml.Node:
+        flat = all(isinstance(item, (int, float)) for item in data)
+        return dumper.represent_sequence("tag:yaml.org,2002:seq", data, flow_style=flat)
+
+    def number(dumper: yaml.SafeDumper, data: float) -> yaml.Node:
+        text = repr(data) if data != int(data) or abs(data) >= 1e15 else f"{data:.1f}"
+        if "e" in text and "." not in text:  # YAML reads 1e-07 as text
+            text = text.replace("e", ".0e")
+        return dumper.represent_scalar("tag:yaml.org,2002:float", text)
+
+    Dumper.add_representer(list, sequence)
+    Dumper.add_representer(float, number)
+    data = profile.model_dump(by_alias=True, exclude_defaults=True, mode="json")
+    document = {"schema": profile.schema_, **_numbers_first(data)}
+    return yaml.dump(document, Dumper=Dumper, sort_keys=False, width=120, allow_unicode=True, default_flow_style=False)
+
+
+def _numbers_first(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_numbers_first(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    last = ("relative_uncertainty", "source", "note")
+    if "source" not in value:
+        return {k: _numbers_first(v) for k, v in value.items()}
+    return {k: _numbers_first(v) for k, v in value.items() if k not in last} | {k: value[k] for k in last if k in value}
+
+
+# --- comparing ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One number of two profiles. `relative` is b / a - 1, None when one profile lacks the number."""
+
+    key: str
+    a: float | None
+    b: float | None
+
+    @property
+    def relative(self) -> float | None:
+        return None if not self.a or self.b is None else self.b / self.a - 1
+
+
+def diff(a: Profile, b: Profile) -> list[Difference]:
+    """Every number in which the profiles differ, in the order of the profile; all-reduce curves at the sizes of `a` that
+    lie in the range of `b`, interpolated in log-log."""
+    numbers_a, numbers_b = dict(_numbers(a)), dict(_numbers(b))
+    found = [Difference(k, v, numbers_b.get(k)) for k, v in numbers_a.items() if numbers_b.get(k) != v]
+    found += [Difference(k, None, v) for k, v in numbers_b.items() if k not in numbers_a]
+    curves_a = {(c.implementation, c.ranks, c.mode): c for c in a.allreduce}
+    curves_b = {(c.implementation, c.ranks, c.mode): c for c in b.allreduce}
+    for key in sorted(curves_a.keys() | curves_b.keys()):
+        label = f"allreduce.{key[0]}.{key[1]}.{key[2]}"
+        if key not in curves_a or key not in curves_b:
+            only = curves_a.get(key) or curves_b[key]
+            middle = only.latency_us[len(only.latency_us) // 2]
+            here = key in curves_a
+            found.append(Difference(f"{label}.latency_us", middle if here else None, None if here else middle))
+            continue
+        for size, one in zip(curves_a[key].bytes, curves_a[key].latency_us, strict=True):
+            other = latency_us(curves_b[key], size)
+            if other is not None and abs(other / one - 1) > 1e-9:
+                found.append(Difference(f"{label}.{size}.latency_us", one, other))
+    return found
+
+
+def latency_us(curve: AllReduceCurve, size: float) -> float | None:
+    """The curve's latency at `size` bytes, interpolated in log-log; None outside the measured range."""
+    from math import exp, log
+
+    if not curve.bytes[0] <= size <= curve.bytes[-1]:
+        return None
+    pairs = list(zip(curve.bytes, curve.latency_us, strict=True))
+    for (b0, t0), (b1, t1) in zip(pairs, pairs[1:], strict=False):
+        if b0 <= size <= b1:
+            share = (log(size) - log(b0)) / (log(b1) - log(b0))
+            return exp(log(t0) + share * (log(t1) - log(t0)))
+    return curve.latency_us[0]
+
+
+def _numbers(profile: Profile) -> Iterator[tuple[str, float]]:
+    groups: list[tuple[str, Group]] = [("gpu", profile.gpu), ("launch", profile.launch)]
+    groups += [(f"operators.{name}", rate) for name, rate in profile.operators.items()]
+    groups += [(f"engines.{name}", terms) for name, terms in profile.engines.items()]
+    yield "gpus", float(profile.gpus)
+    for label, group in groups:
+        for field, value in group:
+            if isinstance(value, (int, float)) and field != "relative_uncertainty":
+                yield f"{label}.{field}", float(value)
