@@ -1,0 +1,223 @@
+"""`specsim validate`: measure a live server, start one to measure, or set predictions beside records."""
+
+from __future__ import annotations
+
+import fnmatch
+import shlex
+import signal
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from specsim.commands.common import json_option, note, print_json
+from specsim.errors import InputError
+
+EPILOG = """\b
+Examples:
+  specsim validate --url http://127.0.0.1:30000 --batch 1,4,16 --context 1024,8192 -o runs
+  specsim validate --launch --model DIR --draft DIR --method eagle3 --num-steps 3 --tp 2 -o runs
+  specsim validate --scenarios validation/scenarios-1gpu.yaml --time-limit 1500 -o runs
+  specsim validate --records runs --hardware h200 --plot runs.png --fail-over 10%
+"""
+
+
+class Numbers(click.ParamType):  # type: ignore[type-arg, unused-ignore]
+    """Whole numbers with commas between them."""
+
+    name = "N,N,..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
+        if isinstance(value, list):
+            return value
+        try:
+            numbers = [int(part) for part in str(value).split(",")]
+        except ValueError:
+            self.fail(f"{value!r} is not a list such as 1,2,4", param, ctx)
+        if min(numbers) < 1:
+            self.fail(f"{value!r} holds a number below 1", param, ctx)
+        return numbers
+
+
+class Percent(click.ParamType):  # type: ignore[type-arg, unused-ignore]
+    """A fraction, as 10% or 0.1."""
+
+    name = "PERCENT"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        text = str(value).strip()
+        try:
+            number = float(text.rstrip("%")) / (100 if text.endswith("%") else 1)
+        except ValueError:
+            self.fail(f"{value!r} is not a share such as 10%", param, ctx)
+        if not 0 <= number < 10:
+            self.fail(f"{value!r} is out of range; write 10% or 0.1", param, ctx)
+        return number
+
+
+PATH = click.Path(path_type=Path)
+
+
+@click.command(epilog=EPILOG)
+@click.option("--url", help="Measure the SGLang or vLLM server at this address.")
+@click.option("--launch", is_flag=True, help="Start SGLang with dummy weights, measure it, stop it.")
+@click.option("--scenarios", type=PATH, help="Launch and measure each scenario of this YAML file.")
+@click.option(
+    "--records", type=PATH, help="Replay: predicted against observed for the records in this folder (or one file)."
+)
+@click.option("-o", "--output", type=PATH, default=Path("runs"), show_default=True, help="Folder for records and logs.")
+@click.option("--batch", type=Numbers(), help="Batch sizes.  [default: 1,4,16,32]")
+@click.option("--context", type=Numbers(), help="Prompt lengths in tokens.  [default: 1024]")
+@click.option(
+    "--duration", type=click.FloatRange(1, 3600), help="Seconds to repeat at one point, at most.  [default: 25]"
+)
+@click.option("--quick", is_flag=True, help="Shorter lengths, two repetitions: about 6 s a point.")
+@click.option(
+    "--time-limit", type=click.FloatRange(1), help="Seconds for everything; starts no scenario that cannot finish."
+)
+@click.option(
+    "--only", multiple=True, metavar="NAME", help="Of --scenarios, those that match; may hold * and be given again."
+)
+@click.option("--name", help="Name of the record.")
+@click.option("--model", type=PATH, help="Target: folder with config.json, or that file.")
+@click.option("--draft", type=PATH, help="Drafter: folder with config.json, or that file.")
+@click.option("--tp", type=click.IntRange(1, 1024), default=1, show_default=True, help="Tensor-parallel ranks.")
+@click.option("--method", type=click.Choice(["none", "eagle3", "eagle", "mtp", "draft-model", "ngram"]), default="none")
+@click.option("--num-steps", type=click.IntRange(1, 64), help="Draft steps, as SGLang's --speculative-num-steps.")
+@click.option("--topk", type=click.IntRange(1, 64), default=1, show_default=True, help="Branches a draft step.")
+@click.option("--draft-tokens", type=click.IntRange(2, 512), help="Rows a verify, root included.  [default: steps + 1]")
+@click.option("--accept-length", type=click.FloatRange(1, 64), help="Accept length to simulate.  [default: 2]")
+@click.option("--eager", is_flag=True, help="Without CUDA graphs.")
+@click.option("--profile", is_flag=True, help="Also save a kernel table of the first point.")
+@click.option("--sglang-args", default="", help="Further flags for the server, in one string.")
+@click.option(
+    "--port", type=click.IntRange(1, 65535), help="Port of the launched server.  [default: 30000 or a free one]"
+)
+@click.option(
+    "--start-timeout", type=click.FloatRange(1), default=600.0, show_default=True, help="Seconds to get healthy."
+)
+@click.option("--server-command", default=f"{sys.executable} -m sglang.launch_server", help="What starts the server.")
+@click.option(
+    "--allow-multicast", is_flag=True, help="Allow NVLink multicast flags: can disturb other users of the host."
+)
+@click.option("--hardware", help="Replay: profile of the box.  [default: the one that each record names]")
+@click.option("--plot", type=PATH, help="Replay: save a scatter and a residual plot.")
+@click.option("--fail-over", type=Percent(), help="Replay: exit code 1 when a phase's median error is above this.")
+@json_option
+def command(**options: Any) -> int:
+    """Set predictions beside a live server, or replay records.
+
+    Measures decode or cycle time by regression over several answer lengths, the phases by the engine's timers, and
+    compares them with the engine's log; each point is saved as soon as it is measured. An API key is read from
+    SPECSIM_API_KEY or OPENAI_API_KEY.
+    """
+    modes = [flag for flag in ("url", "launch", "scenarios", "records") if options[flag]]
+    if modes == ["launch", "scenarios"]:
+        modes = ["scenarios"]
+    if len(modes) != 1:
+        raise InputError(
+            "give one of --url, --launch, --scenarios and --records",
+            where="validate",
+            mend="--records DIR replays offline; `specsim validate --help` shows examples",
+        )
+    if modes == ["records"]:
+        return _replay(options)
+    return _measure(modes[0], options)
+
+
+def _measure(mode: str, options: dict[str, Any]) -> int:
+    from specsim.measure import QUICK, Plan
+    from specsim.validate import load_scenarios, run_list, run_scenario, run_url
+
+    plan = QUICK if options["quick"] else Plan()
+    if options["duration"]:
+        plan = replace(plan, point_s=options["duration"], max_repeats=1000)
+    deadline = time.monotonic() + options["time_limit"] if options["time_limit"] else float("inf")
+    folder: Path = options["output"]
+    signal.signal(signal.SIGTERM, _interrupted)
+    if mode == "url":
+        pairs = [(b, c) for c in options["context"] or [1024] for b in options["batch"] or [1, 4, 16, 32]]
+        path, failed = run_url(options["url"], pairs, folder, options["name"], plan, options["model"], note, deadline)
+        paths, failures = [path], [f"{failed} of {len(pairs)} points could not be measured"] if failed else []
+    else:
+        scenarios = load_scenarios(options["scenarios"]) if mode == "scenarios" else [_scenario(options)]
+        if options["only"]:
+            chosen = [s for s in scenarios if any(fnmatch.fnmatchcase(s.name, pattern) for pattern in options["only"])]
+            if not chosen:
+                mend = f"known: {', '.join(s.name for s in scenarios)}"
+                raise InputError(f"no scenario matches {', '.join(options['only'])}", where="--only", mend=mend)
+            scenarios = chosen
+        for key, field in (("batch", "batches"), ("context", "contexts")):
+            if mode == "scenarios" and options[key]:
+                scenarios = [s.model_copy(update={field: options[key], "points": None}) for s in scenarios]
+        paths, failures = run_list(
+            scenarios,
+            lambda scenario: run_scenario(
+                scenario,
+                folder,
+                plan,
+                note,
+                port=options["port"],
+                start_timeout=options["start_timeout"],
+                deadline=deadline,
+                multicast=options["allow_multicast"],
+                command=shlex.split(options["server_command"]),
+            ),
+            note,
+            deadline,
+            plan,
+        )
+    if options["as_json"]:
+        print_json({"schema": "specsim.runs/1", "records": [str(p) for p in paths], "failures": failures})
+    else:
+        for path in paths:
+            click.echo(f"saved {path}")
+    for failure in failures:
+        note(f"failed: {failure}")
+    return 1 if failures else 0
+
+
+def _scenario(options: dict[str, Any]) -> Any:
+    from specsim.validate import make_scenario
+
+    if options["model"] is None:
+        raise InputError(
+            "--launch needs --model", where="validate", mend="give --model DIR, a folder with a config.json"
+        )
+    keys = ("model", "draft", "tp", "method", "num_steps", "topk", "draft_tokens", "accept_length", "eager", "profile")
+    values = {key: options[key] for key in keys if options[key] is not None}
+    values["flags"] = shlex.split(options["sglang_args"])
+    values |= {"batches": options["batch"] or [1, 4, 16, 32], "contexts": options["context"] or [1024]}
+    model: Path = options["model"]
+    stem = model.resolve().name if model.is_dir() else model.stem
+    tail = options["method"] + (f"-s{options['num_steps']}" if options["num_steps"] else "")
+    values["name"] = options["name"] or f"{stem}-tp{options['tp']}-{tail}"
+    return make_scenario(values, "validate")
+
+
+def _interrupted(number: int, frame: Any) -> None:
+    raise KeyboardInterrupt  # so that a launched server is stopped on the way out
+
+
+def _replay(options: dict[str, Any]) -> int:
+    from specsim import replay
+
+    result = replay.run(options["records"], options["hardware"])
+    for line in result.skipped:
+        note(f"left out: {line}")
+    if options["plot"]:
+        replay.plot(result, options["plot"])
+        note(f"saved {options['plot']}")
+    if options["as_json"]:
+        print_json(result.document())
+    else:
+        from specsim.commands.common import console
+
+        replay.show(result, console())
+    over = result.over(options["fail_over"])
+    for line in over:
+        note(line)
+    return 1 if over else 0

@@ -1,0 +1,131 @@
+"""Kernel profiles: a few steps under SGLang's profiler, and the table of kernels by name from its trace."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import statistics
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from specsim.errors import InputError
+from specsim.live import Client, PointError, Served, ServerError, generate, prompts
+
+STEPS = 5
+GPU_CATEGORIES = {"kernel", "gpu_memcpy", "gpu_memset"}
+
+
+def profile(client: Client, served: Served, batch: int, context: int, timeout: float = 60.0) -> dict[str, Any]:
+    """The kernel table of a few steps of `batch` requests. Raises PointError when the server makes no trace here."""
+    if served.engine != "sglang":
+        raise PointError("only SGLang's profiler is driven")
+    token_ids = prompts(batch, context)
+    generate(client, served, token_ids, 8)  # the prefill goes to the prefix cache
+    with tempfile.TemporaryDirectory(prefix="specsim-trace-") as folder:
+        failure: list[Exception] = []
+
+        def load() -> None:
+            try:
+                generate(client, served, token_ids, 400)
+            except (PointError, ServerError) as error:
+                failure.append(error)
+
+        thread = threading.Thread(target=load, daemon=True)
+        thread.start()
+        time.sleep(0.4)  # past the prefill
+        body = {
+            "output_dir": folder,
+            "num_steps": STEPS,
+            "activities": ["GPU"],
+            "with_stack": False,
+            "record_shapes": False,
+        }
+        client.ask("POST", "/start_profile", body, timeout)
+        thread.join(timeout)
+        if failure:
+            raise PointError(f"the profiled requests failed: {failure[0]}")
+        deadline = time.monotonic() + 20
+        traces: list[Path] = []
+        while not traces and time.monotonic() < deadline:
+            traces = sorted(Path(folder).rglob("*TP-0*.trace.json.gz")) or sorted(Path(folder).rglob("*.trace.json.gz"))
+            time.sleep(0.3)
+        if not traces:
+            raise PointError("the profiler left no trace that can be read from here")
+        table = kernel_table(traces[0])
+    return {"batch": batch, "context": context, **table}
+
+
+def events(path: Path) -> Iterator[dict[str, Any]]:
+    """The events of a Chrome trace, one at a time: the file is never held whole. Raises InputError for another file."""
+    opener = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opener(path, "rt", encoding="utf-8", errors="replace") as file:
+            yield from _events(file, path)
+    except (OSError, EOFError) as error:
+        raise InputError(
+            f"cannot be read: {error}", where=str(path), mend="give a Chrome trace, plain or .gz"
+        ) from None
+
+
+def _events(file: IO[Any], path: Path, chunk: int = 1 << 20) -> Iterator[dict[str, Any]]:
+    decoder = json.JSONDecoder()
+    buffer = ""
+    while '"traceEvents"' not in buffer:
+        more = file.read(chunk)
+        if not more:
+            raise InputError("has no traceEvents", where=str(path), mend="give a Chrome trace")
+        buffer = buffer[-32:] + more
+    buffer = buffer[buffer.index('"traceEvents"') :].partition("[")[2]
+    at = 0
+    while True:
+        while at < len(buffer) and buffer[at] in " \n\r\t,":
+            at += 1
+        if at < len(buffer) and buffer[at] == "]":
+            return
+        try:
+            event, at = decoder.raw_decode(buffer, at)
+        except ValueError:
+            more = file.read(chunk)
+            if not more:
+                return  # cut short: what was whole counts
+            buffer, at = buffer[at:] + more, 0
+            continue
+        if isinstance(event, dict):
+            yield event
+
+
+def kernel_table(path: Path, steps: int = STEPS) -> dict[str, Any]:
+    """Kernels by name: count a step, mean microseconds, milliseconds a step. Raises InputError when it holds none.
+
+    The trace may hold a step more or less than asked for; the number that divides most kernels' counts is taken.
+    """
+    durations: dict[str, list[float]] = defaultdict(list)
+    for event in events(path):
+        if event.get("ph") == "X" and event.get("cat") in GPU_CATEGORIES and isinstance(event.get("dur"), (int, float)):
+            durations[str(event.get("name"))].append(float(event["dur"]))
+    if not durations:
+        raise InputError("holds no GPU kernel", where=str(path), mend="profile with GPU activities on")
+    counts = [len(d) for d in durations.values()]
+    steps = max((steps, steps + 1, steps - 1), key=lambda n: sum(c for c in counts if n > 0 and c % n == 0))
+    rows = [
+        {
+            "name": name[:160],
+            "per_step": round(len(d) / steps, 3),
+            "mean_us": round(statistics.fmean(d), 3),
+            "ms_per_step": round(sum(d) / steps / 1e3, 4),
+        }
+        for name, d in durations.items()
+    ]
+    rows.sort(key=lambda row: -float(str(row["ms_per_step"])))
+    return {
+        "steps": steps,
+        "kernels_per_step": round(sum(counts) / steps, 1),
+        "busy_ms_per_step": round(sum(map(sum, durations.values())) / steps / 1e3, 4),
+        "note": "sum of kernel times; kernels on two streams may overlap, and the profiler slows short kernels",
+        "kernels": rows[:120],
+    }

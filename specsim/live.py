@@ -1,0 +1,381 @@
+"""Talking to a live inference server over HTTP: what it runs, batches of token-id requests, and its own counters.
+
+A batch is one POST that carries all its prompts, so that its requests start together. Times are seconds. Standard
+library only: measuring needs one connection at a time, and an install on a GPU box should pull in little.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import random
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from specsim.errors import InputError, WorkError
+
+KEY_VARIABLES = ("SPECSIM_API_KEY", "OPENAI_API_KEY")
+MAX_ANSWER = 256 * 2**20  # bytes
+FIRST_ID, LAST_ID = 10, 8000  # prompts' token ids: inside every vocabulary, away from special tokens
+
+
+class ServerError(WorkError):
+    """The server is gone, changed, or is not an inference server: nothing more can be measured."""
+
+
+class PointError(WorkError):
+    """One operating point could not be measured; others may."""
+
+
+class Client:
+    """HTTP to one server. The API key comes from the environment and goes into the request's header, nowhere else."""
+
+    def __init__(self, url: str, timeout: float = 600.0) -> None:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        if parts.username or parts.password:
+            raise InputError(
+                "holds a user name or password", where="--url", mend=f"set {KEY_VARIABLES[0]} in the environment"
+            )
+        try:
+            port = parts.port
+        except ValueError:
+            raise InputError(f"{url!r} has no valid port", where="--url", mend="write http://host:port") from None
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise InputError(f"{url!r} is not an HTTP address", where="--url", mend="write http://host:port")
+        self._secure, self._host, self._port = parts.scheme == "https", parts.hostname, port
+        path = parts.path.rstrip("/")
+        self._prefix = path[: -len("/v1")] if path.endswith("/v1") else path
+        self.url = f"{parts.scheme}://{parts.netloc}{self._prefix}"
+        self.timeout = timeout
+
+    def ask(self, method: str, path: str, body: Any = None, timeout: float | None = None) -> bytes:
+        """The answer's bytes. Raises PointError for an HTTP status from 400 on, ServerError when no answer comes."""
+        limit = self.timeout if timeout is None else timeout
+        headers = {"Accept": "application/json, text/plain", "Content-Type": "application/json"}
+        key = next((os.environ[name] for name in KEY_VARIABLES if os.environ.get(name)), None)
+        if key:
+            headers["Authorization"] = f"Bearer {key.strip()}"
+        connect = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
+        connection = connect(self._host, self._port, timeout=limit)
+        try:
+            connection.request(method, self._prefix + path, None if body is None else json.dumps(body), headers)
+            answer = connection.getresponse()
+            content = answer.read(MAX_ANSWER)
+        except TimeoutError:
+            raise ServerError(f"{self.url}{path}: no answer within {limit:g} s") from None
+        except ConnectionRefusedError:
+            raise ServerError(f"{self.url}: no server answers there (connection refused)") from None
+        except (http.client.HTTPException, OSError, ValueError) as error:
+            raise ServerError(
+                f"{self.url}{path}: the server broke off ({type(error).__name__}); it may have died"
+            ) from None
+        finally:
+            connection.close()
+        if answer.status in (401, 403):
+            raise ServerError(
+                f"{self.url}{path}: answered {answer.status}; set {KEY_VARIABLES[0]} to the server's API key"
+            )
+        if 300 <= answer.status < 400:
+            raise ServerError(
+                f"{self.url}{path}: answered {answer.status}, a redirect; give the address behind the proxy"
+            )
+        if answer.status >= 400:
+            said = "a web page" if _is_page(content) else _message(content)
+            raise PointError(f"{self.url}{path}: answered {answer.status}: {said}")
+        return content
+
+    def json(self, method: str, path: str, body: Any = None, timeout: float | None = None) -> Any:
+        """The answer as JSON. Raises ServerError when it is something else, such as a proxy's page."""
+        content = self.ask(method, path, body, timeout)
+        try:
+            return json.loads(content)
+        except ValueError:
+            what = "a web page" if _is_page(content) else "something that is not JSON"
+            raise ServerError(
+                f"{self.url}{path}: answered with {what}; is a proxy in front, or is this another kind of server?"
+            ) from None
+
+
+def _is_page(content: bytes) -> bool:
+    return content.lstrip()[:1] == b"<"
+
+
+def _message(content: bytes) -> str:
+    """What an error's body says, in at most 200 characters of one line."""
+    text = content.decode("utf-8", "replace")
+    try:
+        found = json.loads(text)
+        for key in ("error", "message", "detail"):
+            if isinstance(found, dict) and key in found:
+                found = found[key]
+        text = found if isinstance(found, str) else json.dumps(found)
+    except ValueError:
+        pass
+    return " ".join(text.split())[:200] or "nothing more"
+
+
+@dataclass(frozen=True)
+class Served:
+    """What a server says that it runs. `info` is SGLang's server info without secrets; empty for vLLM."""
+
+    engine: Literal["sglang", "vllm"]
+    version: str
+    model: str
+    info: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def draft_tokens(self) -> int:
+        """Rows a sequence that a verify pass has; 1 without speculation. vLLM does not say: 1."""
+        return int(self.info.get("speculative_num_draft_tokens") or 1) if self.info.get("speculative_algorithm") else 1
+
+    @property
+    def max_running(self) -> int | None:
+        """Requests that run at once, where the server says so."""
+        states = self.info.get("internal_states") or [{}]
+        first = states[0] if isinstance(states[0], dict) else {}
+        values = [self.info.get("max_running_requests"), first.get("effective_max_running_requests_per_dp")]
+        found = [int(v) for v in values if isinstance(v, int) and v > 0]
+        return min(found) if found else None
+
+    @property
+    def kv_tokens(self) -> int | None:
+        """Tokens that the KV cache holds, where the server says so."""
+        found = self.info.get("max_total_num_tokens")
+        return int(found) if isinstance(found, int) and found > 0 else None
+
+
+_SECRET = re.compile(r"api_?key|password|secret|credential|(^|_)token$|auth", re.IGNORECASE)
+
+
+def scrub(value: Any) -> Any:
+    """`value` without dictionary entries whose name speaks of a secret."""
+    if isinstance(value, dict):
+        return {k: scrub(v) for k, v in value.items() if not _SECRET.search(str(k))}
+    return [scrub(v) for v in value] if isinstance(value, list) else value
+
+
+def identify(client: Client, timeout: float = 30.0) -> Served:
+    """What the server runs. Raises ServerError when it is neither SGLang nor vLLM."""
+    for path in ("/get_server_info", "/server_info"):
+        try:
+            info = client.json("GET", path, timeout=timeout)
+        except PointError:
+            continue
+        if isinstance(info, dict) and "model_path" in info:
+            return Served("sglang", str(info.get("version", "unknown")), str(info["model_path"]), scrub(info))
+    try:
+        version = client.json("GET", "/version", timeout=timeout)
+        models = client.json("GET", "/v1/models", timeout=timeout)
+        return Served("vllm", str(version["version"]), str(models["data"][0]["id"]))
+    except (PointError, KeyError, TypeError, IndexError):
+        raise ServerError(
+            f"{client.url}: is neither SGLang (no /get_server_info) nor vLLM (no /version with /v1/models)"
+        ) from None
+
+
+# Server arguments that decide speed, as SGLang's server info names them, and their launch flags.
+_FLAGS = {
+    "model_path": "--model-path",
+    "dtype": "--dtype",
+    "quantization": "--quantization",
+    "kv_cache_dtype": "--kv-cache-dtype",
+    "tp_size": "--tp",
+    "pp_size": "--pp",
+    "dp_size": "--dp",
+    "ep_size": "--ep",
+    "enable_dp_attention": "--enable-dp-attention",
+    "attention_backend": "--attention-backend",
+    "moe_runner_backend": "--moe-runner-backend",
+    "page_size": "--page-size",
+    "max_running_requests": "--max-running-requests",
+    "chunked_prefill_size": "--chunked-prefill-size",
+    "cuda_graph_max_bs": "--cuda-graph-max-bs",
+    "cuda_graph_max_bs_decode": "--cuda-graph-max-bs",
+    "disable_cuda_graph": "--disable-cuda-graph",
+    "disable_cuda_graph_padding": "--disable-cuda-graph-padding",
+    "disable_custom_all_reduce": "--disable-custom-all-reduce",
+    "disable_overlap_schedule": "--disable-overlap-schedule",
+    "disable_radix_cache": "--disable-radix-cache",
+    "enable_flashinfer_allreduce_fusion": "--enable-flashinfer-allreduce-fusion",
+    "speculative_algorithm": "--speculative-algorithm",
+    "speculative_draft_model_path": "--speculative-draft-model-path",
+    "speculative_num_steps": "--speculative-num-steps",
+    "speculative_eagle_topk": "--speculative-eagle-topk",
+    "speculative_num_draft_tokens": "--speculative-num-draft-tokens",
+    "speculative_attention_mode": "--speculative-attention-mode",
+}
+
+
+def flags_of(served: Served) -> list[str]:
+    """The launch flags that decide speed, rebuilt from what the server says."""
+    if served.engine == "vllm":
+        return ["--model", served.model]
+    flags: list[str] = []
+    for key, flag in _FLAGS.items():
+        value = served.info.get(key)
+        if (
+            value is None
+            or value is False
+            or flag in flags
+            or (value == 1 and key.endswith("_size") and key != "page_size")
+        ):
+            continue
+        flags += [flag] if value is True else [flag, str(value)]
+    return flags
+
+
+def prompts(batch: int, context: int, seed: int = 0) -> list[list[int]]:
+    """`batch` different prompts of `context` token ids; prompt i is the same in every batch, for a prefix cache."""
+    return [random.Random(f"{seed} {context} {i}").choices(range(FIRST_ID, LAST_ID), k=context) for i in range(batch)]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One batch, answered. `seconds`: the longest request, by the server's clock where it has one."""
+
+    seconds: float
+    wall_seconds: float
+    new_tokens: int
+    cycles: float | None  # target passes after the prefill, of the longest request; None: the server does not say
+    histogram: list[int]  # SGLang: how many cycles accepted 0, 1, ... drafted tokens, summed over the batch
+
+
+def generate(
+    client: Client, served: Served, token_ids: list[list[int]], new_tokens: int, timeout: float | None = None
+) -> Answer:
+    """Send one batch and wait for all of it. Raises PointError when the server rejects it or stops early."""
+    start = time.perf_counter()
+    if served.engine == "vllm":
+        sampling = {"temperature": 0.0, "max_tokens": new_tokens, "min_tokens": new_tokens, "ignore_eos": True}
+        body = {"model": served.model, "prompt": token_ids, **sampling}
+        answer = client.json("POST", "/v1/completions", body, timeout)
+        wall = time.perf_counter() - start
+        emitted = answer.get("usage", {}).get("completion_tokens") if isinstance(answer, dict) else None
+        if emitted != new_tokens * len(token_ids):
+            raise PointError(f"{client.url}: emitted {emitted} tokens instead of {new_tokens * len(token_ids)}")
+        return Answer(wall, wall, new_tokens, None, [])
+    sampling = {"temperature": 0.0, "max_new_tokens": new_tokens, "ignore_eos": True}
+    answers = client.json("POST", "/generate", {"input_ids": token_ids, "sampling_params": sampling}, timeout)
+    wall = time.perf_counter() - start
+    answers = answers if isinstance(answers, list) else [answers]
+    try:
+        metas: list[dict[str, Any]] = [a["meta_info"] for a in answers]
+        counts = [int(m["completion_tokens"]) for m in metas]
+    except (KeyError, TypeError, ValueError):
+        raise PointError(
+            f"{client.url}/generate: the answer has no meta_info: {_message(json.dumps(answers).encode())}"
+        ) from None
+    if len(counts) != len(token_ids) or set(counts) != {new_tokens}:
+        reason = json.dumps(metas[0].get("finish_reason"))[:120] if metas else "none"
+        got = f"{len(counts)} answers of {sorted(set(counts))} tokens"
+        asked = f"{len(token_ids)} of {new_tokens}"
+        raise PointError(f"{client.url}/generate: {got} instead of {asked} (finish reason {reason})")
+    times = [m["e2e_latency"] for m in metas if isinstance(m.get("e2e_latency"), (int, float))]
+    verified = [m["spec_verify_ct"] for m in metas if m.get("spec_verify_ct")]
+    cycles = float(max(verified)) if verified else (float(new_tokens - 1) if served.draft_tokens == 1 else None)
+    histograms = [m.get("spec_correct_drafts_histogram") or m.get("spec_accept_histogram") or [] for m in metas]
+    width = max(map(len, histograms), default=0)
+    histogram = [sum(int(h[i]) for h in histograms if i < len(h)) for i in range(width)]
+    return Answer(max(times) if len(times) == len(metas) else wall, wall, new_tokens, cycles, histogram)
+
+
+_SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+([^\s]+)")
+_LABEL = re.compile(r'([A-Za-z_]\w*)="((?:[^"\\]|\\.)*)"')
+_RANK_LABELS = ("tp_rank", "pp_rank", "dp_rank", "moe_ep_rank")
+
+
+class Counters:
+    """A server's counters at one moment, from Prometheus text."""
+
+    def __init__(self, text: str) -> None:
+        self._samples: list[tuple[str, dict[str, str], float]] = []
+        for line in text.splitlines():
+            match = _SAMPLE.match(line)
+            if match is None or line.startswith("#"):
+                continue
+            try:
+                value = float(match[3])
+            except ValueError:
+                continue
+            if value == value and abs(value) != float("inf"):
+                self._samples.append((match[1], dict(_LABEL.findall(match[2] or "")), value))
+
+    def per_rank(self, name: str, **labels: str) -> float | None:
+        """The counter's value, summed over label sets and divided by the ranks that report it; None when absent."""
+        found = [
+            (tuple(have.get(k, "") for k in _RANK_LABELS), value)
+            for sample, have, value in self._samples
+            if sample in (name, f"{name}_total") and all(have.get(k) == v for k, v in labels.items())
+        ]
+        return sum(v for _, v in found) / len({rank for rank, _ in found}) if found else None
+
+    def categories(self, name: str, label: str) -> list[str]:
+        """Values that `label` takes in the counter."""
+        return sorted(
+            {have[label] for sample, have, _ in self._samples if sample in (name, f"{name}_total") and label in have}
+        )
+
+
+def counters(client: Client, timeout: float = 20.0) -> Counters | None:
+    """The server's counters, or None when it has no /metrics."""
+    try:
+        content = client.ask("GET", "/metrics", timeout=timeout)
+    except PointError:
+        return None
+    return None if _is_page(content) else Counters(content.decode("utf-8", "replace"))
+
+
+@dataclass(frozen=True)
+class DecodeLine:
+    """One "Decode batch" line of SGLang's log. `step_ms`: milliseconds a step or cycle over the line's interval."""
+
+    running: int
+    step_ms: float
+    graph: bool
+
+
+_DECODE = re.compile(
+    r"Decode batch.*?#running-req: (\d+),(?:.*?accept len: ([\d.]+),)?.*? graph: (True|False),"
+    r".*?gen throughput \(token/s\): ([\d.]+)"
+)
+
+
+def decode_lines(lines: Iterator[str] | list[str]) -> list[DecodeLine]:
+    """Intervals of steady decoding: those that begin at a decode line of the same batch and hold no prefill."""
+    found: list[DecodeLine] = []
+    before = 0
+    for line in lines:
+        if "Prefill batch" in line:
+            before = 0
+        match = _DECODE.search(line)
+        if match is None:
+            continue
+        running, throughput = int(match[1]), float(match[4])
+        if running and running == before and throughput > 0:
+            found.append(DecodeLine(running, 1e3 * running * float(match[2] or 1) / throughput, match[3] == "True"))
+        before = running
+    return found
+
+
+class LogTail:
+    """What a log file gained since the last look."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._offset = path.stat().st_size if path.exists() else 0
+
+    def lines(self) -> list[str]:
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self._offset)
+                content = file.read()
+        except OSError:
+            return []
+        self._offset += len(content)
+        return content.decode("utf-8", "replace").splitlines()

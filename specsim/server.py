@@ -1,0 +1,209 @@
+"""Starting SGLang for a measurement, and stopping it with all its children, whatever happens meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from specsim.errors import InputError, WorkError
+from specsim.live import Client, PointError, ServerError
+
+# NVLink multicast objects can put a host's GPUs out of service for everybody on it: off unless asked for by name.
+MULTICAST_FLAGS = ("--enable-torch-symm-mem", "--enable-symm-mem", "--enable-nccl-nvls", "--enable-mscclpp")
+MULTICAST_OFF = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
+SAFE_FLAG = "--enforce-disable-flashinfer-allreduce-fusion"
+
+
+def refuse_multicast(flags: Sequence[str], env: Mapping[str, str], where: str) -> None:
+    """Raises InputError for a flag (or its abbreviation) or variable that makes NVLink multicast objects."""
+    for flag in flags:
+        name = flag.split("=")[0]
+        if len(name) > len("--enable-") and any(refused.startswith(name) for refused in MULTICAST_FLAGS):
+            raise InputError(
+                f"{name} makes NVLink multicast objects", where=where, mend="leave it out, or give --allow-multicast"
+            )
+    for variable, off in MULTICAST_OFF.items():
+        if env.get(variable, off) != off:
+            mend = "leave it out, or give --allow-multicast"
+            raise InputError(f"{variable}={env[variable]} allows NVLink multicast", where=where, mend=mend)
+
+
+def free_port(wanted: int | None, host: str = "127.0.0.1") -> int:
+    """`wanted` if nobody listens there; another one when none is wanted. Raises WorkError when `wanted` is taken."""
+    for port in [wanted] if wanted else [30000, 0]:
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+            except OSError:
+                continue
+            return int(probe.getsockname()[1])
+    raise WorkError(
+        f"port {wanted} of {host} is taken; stop what listens there, or leave --port out and a free one is chosen"
+    )
+
+
+def _die_with_parent() -> None:
+    """In the child, before it runs: have the kernel kill it when this process dies (Linux)."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def _stat(pid: int) -> tuple[int, int, str] | None:
+    """Parent, session and state of a process, or None when it is gone."""
+    try:
+        after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return int(after_name[1]), int(after_name[3]), after_name[0]
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def tree(root: int) -> set[int]:
+    """Living processes that descend from `root` or belong to its session, itself included."""
+    found: dict[int, tuple[int, int, str]] = {}
+    for entry in Path("/proc").iterdir() if Path("/proc").is_dir() else ():
+        if entry.name.isdigit() and (stat := _stat(int(entry.name))) and stat[2] not in "ZX":
+            found[int(entry.name)] = stat
+    members = {pid for pid, (_, session, _) in found.items() if session == root or pid == root}
+    grown = True
+    while grown:
+        more = {pid for pid, (parent, _, _) in found.items() if parent in members} - members
+        members |= more
+        grown = bool(more)
+    return members - {os.getpid()}
+
+
+class Launched:
+    """A server process in a session of its own. A context manager: leaving it stops the server and its children."""
+
+    def __init__(
+        self, command: Sequence[str], env: Mapping[str, str], port: int, log: Path, host: str = "127.0.0.1"
+    ) -> None:
+        self.command, self.env, self.log = list(command), dict(env), log
+        self.client = Client(f"http://{host}:{port}")
+        self._process: subprocess.Popen[bytes] | None = None
+        self._seen: set[int] = set()
+
+    def __enter__(self) -> Launched:
+        try:
+            self.log.parent.mkdir(parents=True, exist_ok=True)
+            with self.log.open("wb") as output:
+                self._process = subprocess.Popen(
+                    self.command,
+                    env={**os.environ, **self.env},
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+                )
+        except OSError as error:
+            raise WorkError(f"the server could not be started: {error.strerror or error} ({error.filename})") from None
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def last_lines(self, count: int = 12) -> list[str]:
+        """The log's last lines that say something."""
+        try:
+            with self.log.open("rb") as file:
+                file.seek(max(self.log.stat().st_size - 65536, 0))
+                lines = file.read().decode("utf-8", "replace").splitlines()
+        except OSError:
+            return []
+        return [line.rstrip() for line in lines if line.strip()][-count:]
+
+    def reason(self) -> str:
+        """The log's last line that names an error, else its last line."""
+        lines = self.last_lines(200)
+        errors = [
+            line for line in lines if "Error" in line or "error:" in line or "Exception" in line or "Killed" in line
+        ]
+        return " ".join((errors or lines or ["its log is empty"])[-1].split())[:300]
+
+    def wait(self, seconds: float, say: Callable[[str], None]) -> float:
+        """Wait until the server is healthy; the seconds it took. Raises ServerError when it dies or takes longer."""
+        start = time.monotonic()
+        told = start
+        while True:
+            if not self.alive:
+                code = self._process.returncode if self._process else None
+                for line in self.last_lines():
+                    say(f"  | {line}")
+                raise ServerError(
+                    f"the server died while starting (exit code {code}): {self.reason()} (log: {self.log})"
+                )
+            try:
+                self.client.ask("GET", "/health", timeout=15)
+                return time.monotonic() - start
+            except (ServerError, PointError):
+                pass
+            now = time.monotonic()
+            if now - start > seconds:
+                for line in self.last_lines():
+                    say(f"  | {line}")
+                raise ServerError(
+                    f"the server was not healthy within {seconds:g} s; its log ends: {self.reason()} (log: {self.log})"
+                )
+            if now - told > 30:
+                told = now
+                last = " ".join("".join(self.last_lines(1)).split())[:120]
+                say(f"  waiting for the server, {now - start:.0f} s: {last}")
+            self._seen |= tree(self._process.pid) if self._process else set()
+            time.sleep(0.5)
+
+    def stop(self, grace: float = 3.0) -> None:
+        """Stop the server and every process that it started: politely first, then by force. Safe to call twice."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        members = tree(process.pid) | {
+            pid for pid in self._seen if pid != os.getpid() and _in_session(pid, process.pid)
+        }
+        try:
+            _signal(members, signal.SIGTERM)
+            deadline = time.monotonic() + grace
+            while time.monotonic() < deadline:
+                process.poll()
+                members |= tree(process.pid)
+                if not any(_alive(pid) for pid in members):
+                    break
+                time.sleep(0.1)
+        finally:  # also when a second Ctrl-C cuts the grace short
+            _signal({pid for pid in members | tree(process.pid) if _alive(pid)}, signal.SIGKILL)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(10)
+            deadline = time.monotonic() + 10
+            while any(_alive(pid) for pid in members) and time.monotonic() < deadline:
+                time.sleep(0.1)
+
+
+def _in_session(pid: int, session: int) -> bool:
+    stat = _stat(pid)
+    return stat is not None and stat[1] == session
+
+
+def _alive(pid: int) -> bool:
+    stat = _stat(pid)
+    return stat is not None and stat[2] not in "ZX"
+
+
+def _signal(pids: set[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)

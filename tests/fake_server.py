@@ -1,0 +1,209 @@
+"""A stand-in for SGLang and vLLM: answers as they do, in a time that is exactly a + b x steps, and replays faults.
+
+Run as a program it takes SGLang's --port and ignores its other flags; FAKE_FAULT and FAKE_STEP_MS are read from the
+environment. In tests `FakeServer(...)` runs it in a thread.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+@dataclass
+class State:
+    """What the fake server does. `fault`: none, or one of those that the handler looks for."""
+
+    fault: str = ""
+    engine: str = "sglang"
+    step_ms: float = 0.2
+    start_ms: float = 2.0
+    draft_tokens: int = 1
+    accept: int = 2  # tokens a cycle when draft_tokens > 1
+    capacity: int = 48  # requests that run at once
+    batches: int = 0  # answered so far
+    passes: float = 0.0
+    drafts: float = 0.0
+    timers: dict[str, float] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    keys_seen: list[str] = field(default_factory=list)
+
+
+class Handler(BaseHTTPRequestHandler):
+    state: State
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+    def send(self, status: int, content: Any, kind: str = "application/json") -> None:
+        body = content.encode() if isinstance(content, str) else json.dumps(content).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        if status in (301, 302):
+            self.send_header("Location", "http://login.example/")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self) -> None:
+        state = self.state
+        state.keys_seen.append(self.headers.get("Authorization", ""))
+        if state.fault == "proxy":
+            return self.send(200, "<!DOCTYPE html><html>please log in</html>", "text/html")
+        if state.fault == "redirect":
+            return self.send(302, "")
+        if state.fault == "unauthorised" and self.headers.get("Authorization") != "Bearer sesame":
+            return self.send(401, {"error": "Unauthorized"})
+        if self.path == "/health":
+            return self.send(503 if state.fault == "unhealthy" else 200, "")
+        if state.engine == "other":
+            return self.send(404, {"detail": "Not Found"})
+        if self.path == "/metrics":
+            return self.send(200, self.metrics(), "text/plain") if state.fault != "no-metrics" else self.send(404, "")
+        if state.engine == "vllm":
+            if self.path == "/version":
+                return self.send(200, {"version": "0.99.0"})
+            if self.path == "/v1/models":
+                return self.send(200, {"data": [{"id": "fake-model"}]})
+            return self.send(404, {"detail": "Not Found"})
+        if self.path == "/get_server_info":
+            changed = state.fault == "version" and state.batches > 18
+            info = {
+                "version": "9.9" if changed else "0.5.16",
+                "model_path": "/models/fake",
+                "tp_size": 2,
+                "api_key": "sesame",
+            }
+            info |= {"max_running_requests": state.capacity, "disable_cuda_graph": True, "max_total_num_tokens": 100000}
+            if state.draft_tokens > 1:
+                info |= {"speculative_algorithm": "EAGLE3", "speculative_num_draft_tokens": state.draft_tokens}
+            return self.send(200, info)
+        return self.send(404, {"detail": "Not Found"})
+
+    def metrics(self) -> str:
+        state = self.state
+        lines = ["# HELP some text"]
+        for category, seconds in state.timers.items():
+            for rank in (0, 1):
+                lines.append(
+                    f'sglang:forward_execution_seconds_total{{tp_rank="{rank}",category="{category}"}} {seconds!r}'
+                )
+        if state.engine == "vllm":
+            lines += [f'vllm:spec_decode_num_drafts_total{{engine="0"}} {state.drafts!r}']
+            accepted = {"0": state.drafts * (state.accept > 1), "1": 0.0}
+            for position, value in accepted.items():
+                lines.append(
+                    f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{engine="0",position="{position}"}} {value!r}'
+                )
+        else:
+            lines.append(f'sglang:cuda_graph_passes_total{{tp_rank="0",mode="decode_cuda_graph"}} {state.passes!r}')
+        retracted = state.batches // 4 if state.fault == "retract" else 0
+        lines.append(f'sglang:num_retracted_requests_total{{tp_rank="0"}} {retracted}')
+        return "\n".join(lines) + "\n"
+
+    def do_POST(self) -> None:
+        state = self.state
+        body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or "{}")
+        if self.path not in ("/generate", "/v1/completions"):
+            return self.send(404, {"detail": "Not Found"})
+        with state.lock:
+            self.generate(body)
+        return None
+
+    def generate(self, body: dict[str, Any]) -> None:
+        state = self.state
+        state.batches += 1
+        ids = body.get("input_ids") or body.get("prompt")
+        batch = len(ids)
+        tokens = body["max_tokens"] if state.engine == "vllm" else body["sampling_params"]["max_new_tokens"]
+        if state.fault == "die" and state.batches > 18:
+            print("RuntimeError: CUDA error: device-side assert triggered", flush=True)
+            os._exit(1)
+        if state.fault == "drop" and state.batches > 18:
+            self.close_connection = True
+            return None
+        if state.fault == "500":
+            return self.send(500, {"error": {"message": "Internal\nServer Error"}})
+        if state.fault == "reject" and batch > 1:
+            return self.send(400, {"error": {"message": "batch is too large"}})
+        if state.fault == "slow":
+            time.sleep(3)
+        if state.fault == "short":
+            tokens -= 1
+        speculative = state.draft_tokens > 1
+        cycles = -(-(tokens - 1) // state.accept) if speculative else tokens - 1
+        rounds = -(-batch // state.capacity) if state.fault != "unsteady" else 2
+        seconds = (state.start_ms + state.step_ms * cycles * rounds) / 1e3
+        time.sleep(seconds)
+        state.passes += cycles * rounds
+        state.drafts += cycles * batch if speculative else 0
+        phases = (
+            {"target_verify": 0.6, "eagle_draft": 0.1, "eagle_draft_extend": 0.05} if speculative else {"decode": 0.9}
+        )
+        for category, share in phases.items():
+            state.timers[category] = state.timers.get(category, 0.0) + share * state.step_ms * cycles / 1e3
+        state.timers["extend"] = state.timers.get("extend", 0.0) + 1e-3
+        if state.engine == "vllm":
+            return self.send(200, {"choices": [], "usage": {"completion_tokens": tokens * batch}})
+        meta: dict[str, Any] = {
+            "completion_tokens": tokens,
+            "e2e_latency": seconds,
+            "finish_reason": {"type": "length"},
+        }
+        if speculative:
+            meta |= {"spec_verify_ct": cycles, "spec_correct_drafts_histogram": [0] * (state.accept - 1) + [cycles]}
+        return self.send(200, [{"output_ids": [100] * tokens, "meta_info": meta} for _ in range(batch)])
+
+
+class FakeServer:
+    """The fake server in a thread, at `url`; a context manager."""
+
+    def __init__(self, **state: Any) -> None:
+        self.state = State(**state)
+        handler = type("BoundHandler", (Handler,), {"state": self.state})
+        self.httpd = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self.httpd.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self.httpd.server_address[1]}"
+
+    def __enter__(self) -> FakeServer:
+        threading.Thread(target=self.httpd.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.httpd.shutdown()
+        self.httpd.server_close()
+
+
+def main() -> None:
+    """As `python -m sglang.launch_server` would be started."""
+    fault = os.environ.get("FAKE_FAULT", "")
+    if fault == "start":
+        print("ValueError: no such attention backend", flush=True)
+        sys.exit(3)
+    if os.environ.get("FAKE_CHILD_FILE"):  # a child of its own that outlives it, as a scheduler process might
+        import subprocess
+
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
+        with open(os.environ["FAKE_CHILD_FILE"], "w") as file:
+            file.write(str(child.pid))
+    flags = sys.argv[1:]
+    port = int(flags[flags.index("--port") + 1])
+    tokens = (
+        int(flags[flags.index("--speculative-num-draft-tokens") + 1])
+        if "--speculative-num-draft-tokens" in flags
+        else 1
+    )
+    state = State(fault=fault, step_ms=float(os.environ.get("FAKE_STEP_MS", "0.2")), draft_tokens=tokens)
+    handler = type("BoundHandler", (Handler,), {"state": state})
+    ThreadingHTTPServer(("127.0.0.1", port), handler).serve_forever(poll_interval=0.02)
+
+
+if __name__ == "__main__":
+    main()
