@@ -1,0 +1,121 @@
+"""Scenario options, the same for every command that takes them, and the scenario they make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from specsim.scenario import Scenario
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Count(click.ParamType):
+    """A whole number, "8k" meaning 8 x 1024."""
+
+    name = "count"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        text = str(value).strip().lower()
+        factor = {"k": 1024, "m": 1024**2}.get(text[-1:], 1)
+        try:
+            return int(text[:-1] if factor > 1 else text) * factor
+        except ValueError:
+            self.fail(f"{value!r} is not a whole number; for example 2048 or 8k", param, ctx)
+
+
+class Rates(click.ParamType):
+    """Numbers with commas between."""
+
+    name = "a1,a2,..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, ...]:
+        if isinstance(value, tuple):
+            return value
+        try:
+            return tuple(float(x) for x in str(value).split(","))
+        except ValueError:
+            self.fail(f"{value!r} is not a list of numbers; for example 0.7,0.6,0.5", param, ctx)
+
+
+class DpAttention(click.ParamType):
+    """Attention groups: a number, or "on" for one a rank."""
+
+    name = "groups"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | bool:
+        if isinstance(value, int):
+            return value
+        if str(value) == "on":
+            return True
+        try:
+            return int(value)
+        except ValueError:
+            self.fail(f"{value!r} is neither a number nor 'on'", param, ctx)
+
+
+COUNT = Count()
+OPTIONS = [
+    click.option("--model", metavar="NAME|DIR|FILE", help="Target: a preset (specsim models list) or a config.json."),
+    click.option("--draft", metavar="NAME|DIR|FILE", help="Draft model; default: the target's public draft."),
+    click.option("--hardware", metavar="NAME|FILE", help="Hardware profile (specsim hardware list)."),
+    click.option("--engine", metavar="sglang|vllm", help="Serving engine; default sglang."),
+    click.option("--tp", type=COUNT, help="Tensor-parallel ranks; default: the box's GPUs."),
+    click.option("--ep", type=COUNT, help="Expert-parallel groups; default 1."),
+    click.option("--dp-attention", type=DpAttention(), help="Attention groups (data-parallel attention)."),
+    click.option("--batch", type=COUNT, help="Sequences decoded together; default 1."),
+    click.option("--context", type=COUNT, help="Cached tokens of each sequence; default 2048."),
+    click.option("--method", metavar="METHOD", help="eagle3, eagle, mtp, draft-model, dflash, dspark, ngram or none."),
+    click.option("--draft-tokens", type=COUNT, help="Rows a sequence verifies each cycle, root included."),
+    click.option("--num-steps", type=COUNT, help="Depth of drafting; a chain has draft tokens - 1."),
+    click.option("--topk", type=COUNT, help="Branching of drafting; default 1, a chain."),
+    click.option("--accept-rate", type=float, metavar="A", help="Probability that a drafted token is accepted."),
+    click.option("--accept-length", type=float, metavar="L", help="Mean tokens a cycle, the bonus token included."),
+    click.option("--accept-per-position", type=Rates(), help="Conditional accept rates by position."),
+    click.option("--accept-profile", metavar="NAME", help="A published drafter on a domain; no default."),
+    click.option("--routing", metavar="uniform|zipf:S|FILE", help="Expert popularity."),
+    click.option("--eager", multiple=True, metavar="PHASE", help="Run decode, draft, verify or extend without CUDA graph."),
+    click.option("--sglang-args", metavar="LINE", help="Read all of this from an SGLang launch line instead."),
+    click.option("--vllm-args", metavar="LINE", help="Read all of this from a vLLM launch line instead."),
+]
+
+
+def scenario_options(command: F) -> F:
+    """Add every scenario option to a command."""
+    for option in reversed(OPTIONS):
+        command = option(command)
+    return command
+
+
+def scenario_of(values: dict[str, Any]) -> Scenario:
+    """The scenario of a command's options; a launch line fills in what the options leave out.
+
+    Raises InputError.
+    """
+    from specsim.errors import InputError
+    from specsim.scenario import build
+
+    options = {k: v for k, v in values.items() if v is not None and v != () and k not in ("sglang_args", "vllm_args")}
+    lines = [(e, values.get(f"{e}_args")) for e in ("sglang", "vllm") if values.get(f"{e}_args")]
+    if len(lines) > 1:
+        raise InputError("two launch lines", where="--sglang-args and --vllm-args", mend="give one of them")
+    notes: tuple[str, ...] = ()
+    for engine, line in lines:
+        from specsim.launch import read_launch
+
+        launch = read_launch(engine, line)
+        options = {"tp": 1, "method": "none", **launch.options, "engine": engine, **options}  # the engines' own defaults
+        notes = launch.notes
+        if launch.unknown:
+            notes = (*notes, f"flags not known, left out: {', '.join(launch.unknown)}")
+    scenario = build(**options)
+    if not notes:
+        return scenario
+    from dataclasses import replace
+
+    return replace(scenario, warnings=tuple(dict.fromkeys([*notes, *scenario.warnings])))

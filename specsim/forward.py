@@ -1,0 +1,294 @@
+"""A forward pass as operators: what one rank runs for the layers of a model, given how it is cut over GPUs.
+
+Decode, verify, draft step, draft extend and prefill are all this pass with other loads; nothing is written twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specsim.engines import Engine
+from specsim.machine import Machine, lift, total
+from specsim.models import Attention, Experts, Layer, Model, Projection
+from specsim.ops import (
+    BATCH,
+    ONE,
+    ROWS,
+    DistinctExperts,
+    Feature,
+    KeyTokens,
+    Load,
+    Operator,
+    QueryKeyPairs,
+    gemm,
+    merge,
+    small,
+)
+
+Array = NDArray[np.float64]
+STATE_BYTES = 4.0  # recurrent states are kept in fp32
+INDEX_BYTES = 1.0  # sparse attention's indexer keeps fp8 keys
+
+
+@dataclass(frozen=True)
+class Parallel:
+    """How a model is cut: tp ranks in all; experts over `ep` groups of them; attention repeated in `dp` groups."""
+
+    tp: int = 1
+    ep: int = 1
+    dp: int = 1
+
+    @property
+    def attention(self) -> int:
+        """Ranks that share one attention layer's heads."""
+        return self.tp // self.dp
+
+
+@dataclass(frozen=True)
+class Pass:
+    """The operators of one forward pass on one rank, and what the engine's own terms multiply."""
+
+    operators: tuple[Operator, ...]
+    layers: int
+
+    @property
+    def kernels(self) -> float:
+        return sum(o.kernels for o in self.operators)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds of a pass by component, with calls, bytes and the source of the price; shapes broadcast."""
+
+    seconds: Mapping[str, Array]
+    calls: Mapping[str, float]
+    bytes: Mapping[str, Array]
+    source: Mapping[str, str]
+
+    @property
+    def total(self) -> Array:
+        return np.asarray(sum(self.seconds.values(), np.asarray(0.0)))
+
+
+# --- layers to operators --------------------------------------------------------------------------------------------
+
+
+def slice_of(p: Projection, ranks: int) -> tuple[float, float]:
+    """(inputs, outputs) of a projection on one of `ranks` ranks; K/V heads are repeated when ranks outnumber them."""
+    if p.split == "none" or ranks == 1:
+        return p.inputs, p.outputs
+    if p.split == "row":
+        return p.inputs / ranks, p.outputs
+    kv = p.kv_outputs * max(1.0, p.kv_heads / ranks) / p.kv_heads if p.kv_heads else 0.0
+    return p.inputs, (p.outputs - p.kv_outputs) / ranks + kv
+
+
+def weight_bytes(p: Projection, ranks: int) -> float:
+    """Bytes of the projection's weights on one rank, all `count` of them."""
+    inputs, outputs = slice_of(p, ranks)
+    return p.count * (inputs * outputs + (outputs if p.bias else 0)) * p.format.bytes
+
+
+def _projection(p: Projection, ranks: int, *, component: str = "gemm") -> Operator:
+    inputs, outputs = slice_of(p, ranks)
+    weights = weight_bytes(p, ranks) / p.count
+    return gemm(inputs, outputs, weights, f"gemm_{p.format.name}", calls=p.count, component=component)
+
+
+def attention_core(a: Attention, ranks: int, kv_bytes: float, kernels: float) -> Iterator[Operator]:
+    """The operators that read the cache or the state. KV is read once a sequence and pass, shared by its query rows.
+
+    GQA: 2 kv_heads head_dim values a token and layer, heads cut over ranks down to one. MLA: kv_lora_rank + rope_dim
+    values, the same on every rank. Sparse attention reads the selected tokens for each row, after an indexer that
+    reads every token's key. Recurrent layers read and write a state a sequence, and keep one a drafted token.
+    """
+    heads = a.heads / ranks
+    if a.kind in ("linear", "conv"):
+        state = a.state_values / ranks * STATE_BYTES
+        yield Operator("attention", "attention_linear", 1, kernels, {BATCH: state, ROWS: state})
+        return
+    limit = a.window
+    if a.kind == "mla":
+        values, width = a.kv_lora_rank + a.rope_dim, 2 * a.kv_lora_rank + a.rope_dim
+    else:
+        v = a.v_head_dim or a.head_dim
+        values, width = max(1.0, a.kv_heads / ranks) * (a.head_dim + v), a.head_dim + v
+    keys: Feature = KeyTokens(limit)
+    if a.sparse_tokens:
+        index = {KeyTokens(limit): a.index_dim * INDEX_BYTES}
+        yield Operator("attention", "attention_sparse", 1, kernels, index, {QueryKeyPairs(limit): 2.0 * a.index_heads * a.index_dim})
+        limit = min(a.sparse_tokens, limit or a.sparse_tokens)
+        keys = QueryKeyPairs(limit)
+    flops = {QueryKeyPairs(limit): 2.0 * heads * width}
+    yield Operator("attention", f"attention_{a.kind}", 1, kernels, {keys: values * kv_bytes}, flops)
+
+
+def layer_operators(layer: Layer, model: Model, parallel: Parallel, engine: Engine, graph: bool) -> Iterator[Operator]:
+    """What one rank runs for one layer, all-reduces included."""
+    if layer.norms:
+        yield small("norm", layer.norms, model.hidden)
+    if layer.attention is not None:
+        a = layer.attention
+        core = attention_core(a, parallel.attention, model.kv_format.bytes, engine.attention_launches(a.kind))
+        yield from (_of_group(o, parallel.dp) for o in core)
+        yield from _extras(engine, a.kind, model)
+    for p in layer.mixer:
+        yield _of_group(_projection(p, parallel.attention), parallel.dp)
+    for p in layer.ffn:
+        yield _projection(p, parallel.tp)
+    if layer.ffn:
+        yield from _extras(engine, "dense", model)
+    if layer.experts is not None:
+        e = layer.experts
+        if e.router is not None:
+            yield _projection(e.router, 1)
+        if e.shared and not (graph and engine.shared_experts_overlap):  # else they run beside the routed experts
+            yield from (_projection(p, parallel.tp) for p in e.shared)
+            yield from _extras(engine, "shared", model)
+        yield routed_experts(e, parallel, engine.launches(f"moe_{e.format.name}"))
+        yield from _extras(engine, "moe", model)
+    if parallel.tp > 1:
+        sums = layer.allreduces - int(parallel.attention == 1 and bool(layer.mixer))
+        gathers = int(parallel.dp > 1 and (bool(layer.ffn) or layer.experts is not None))
+        for _ in range(sums + gathers):  # attention groups gather their rows before the feed-forward
+            yield allreduce(model.hidden * model.activation.bytes)
+
+
+def _of_group(o: Operator, dp: int) -> Operator:
+    """The operator on one of `dp` attention groups, which holds 1/dp of the sequences (its weights are whole)."""
+    if dp == 1:
+        return o
+
+    def share(linear: Mapping[Feature, float]) -> dict[Feature, float]:
+        return {f: c if f == ONE else c / dp for f, c in linear.items()}
+
+    return replace(o, bytes=share(o.bytes), flops=share(o.flops))
+
+
+def routed_experts(e: Experts, parallel: Parallel, kernels: float) -> Operator:
+    """The fused routed experts: each distinct expert's weights once, cut over TP or spread over EP groups."""
+    within = parallel.tp // parallel.ep
+    distinct = DistinctExperts(e.count, e.per_token, parallel.ep)
+    active = e.per_token / parallel.ep
+    moved = {
+        distinct: e.bytes_each / within,
+        ROWS: active * (2 * e.inputs + 3 * e.intermediate / within) * 2.0,
+    }
+    flops = {ROWS: 2.0 * active * e.matrices * e.inputs * e.intermediate / within}
+    return Operator("experts", f"moe_{e.format.name}", 1, kernels, moved, flops)
+
+
+def _extras(engine: Engine, piece: str, model: Model) -> Iterator[Operator]:
+    for rate, calls in engine.kernels.get(piece, {}).items():
+        yield small(rate, calls, model.hidden)
+
+
+def allreduce(bytes_a_row: float) -> Operator:
+    """One sum over ranks of rows x bytes_a_row."""
+    return Operator("allreduce", "allreduce", 1, 1, message={ROWS: bytes_a_row})
+
+
+def build(model: Model, parallel: Parallel, engine: Engine, graph: bool, *, head: bool = True, fc: bool = False) -> Pass:
+    """All operators of a pass through the model's layers, its head and, for a drafter, its fc."""
+    operators: list[Operator] = []
+    for layer, n in model.layers:
+        operators += [o.times(n) for o in merge(layer_operators(layer, model, parallel, engine, graph))]
+    operators += _extras(engine, "pass", model)
+    if parallel.tp > 1:
+        operators.append(allreduce(model.hidden * model.activation.bytes))  # vocabulary-parallel embedding
+    if fc and model.draft and model.draft.fc:
+        operators.append(_projection(model.draft.fc, 1))
+    if head:
+        operators.append(small("norm", 1, model.hidden))
+        operators.append(_projection(model.head, parallel.tp, component="lm_head"))
+        if parallel.tp > 1:  # logits gathered: half an all-reduce of as many bytes
+            operators.append(allreduce(model.head.outputs * model.activation.bytes / 2))
+    return Pass(merge(operators), model.num_layers)
+
+
+# --- operators to seconds -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Network:
+    """How an all-reduce of given bytes is served: ranks, and the engine's order of implementations by size."""
+
+    ranks: int
+    link: str
+    options: Mapping[str, object]
+
+
+def cost(p: Pass, load: Load, machine: Machine, engine: Engine, network: Network, *, graph: bool, verify: bool = False) -> Cost:
+    """Seconds of a pass.
+
+    In a graph: the operators, the engine's corrections a kernel, row and layer, and one graph launch. Eager:
+    max(GPU time, kernels x launch cost) + eager all-reduces.
+    """
+    features: dict[object, Array] = {}
+    n = load.ndim
+    seconds: dict[str, Array] = {}
+    calls: dict[str, float] = {}
+    moved: dict[str, Array] = {}
+    source: dict[str, str] = {}
+
+    def add(component: str, time: Array, count: float, size: Array, origin: str) -> None:
+        seconds[component] = seconds[component] + time if component in seconds else time
+        calls[component] = calls.get(component, 0.0) + count
+        moved[component] = moved[component] + size if component in moved else size
+        source[component] = _weakest(source.get(component), origin)
+
+    for o in p.operators:
+        if o.message is not None:
+            message = total(o.message, load, features)
+            time, origin = allreduce_seconds(message, machine, engine, network, graph=graph)
+            add("allreduce", o.calls * time, o.calls, o.calls * message, origin)
+        else:
+            size = total(o.bytes, load, features) if o.bytes else np.asarray(0.0)
+            add(o.component, machine.price(o, load, features), o.calls, size, machine.rate(o.rate).source)
+    kernels = p.kernels
+    term = {name: lift(value, n) for name, value in machine.terms.items()}
+    if graph:
+        gaps = kernels * term["kernel_gap_s"]  # fixed times, measured in graphs, already hold the gap between two nodes
+        add("launch", gaps + lift(machine.launch["graph_s"], n), 1, np.asarray(0.0), machine.launch_source)
+    else:
+        gpu = sum((s for c, s in seconds.items() if c != "allreduce"), np.asarray(0.0))
+        launches = kernels * lift(machine.launch["kernel_s"], n)
+        add("launch", np.maximum(launches - gpu, 0.0), kernels, np.asarray(0.0), machine.launch_source)
+    add("small_kernels", term["row_layer_s"] * load.rows * p.layers, 0, np.asarray(0.0), machine.terms_source)
+    if verify:
+        several = np.asarray(load.tokens > 1, dtype=float)
+        add("attention", term["verify_layer_s"] * several * p.layers, 0, np.asarray(0.0), machine.terms_source)
+    return Cost(seconds, calls, moved, source)
+
+
+def allreduce_seconds(message: Array, machine: Machine, engine: Engine, network: Network, *, graph: bool) -> tuple[Array, str]:
+    """Seconds of one all-reduce of `message` bytes, each size served by the implementation that the engine picks."""
+    mode = "graph" if graph else "eager"
+    n = np.ndim(message)
+    limits = engine.allreduce_limits(ranks=network.ranks, link=network.link, graph=graph, options=network.options)
+    names = tuple(name for name, _ in limits)
+    seconds: Array = np.asarray(0.0)
+    origin: str | None = None
+    left = np.ones(np.shape(message), dtype=bool)
+    for place, (_, limit) in enumerate(limits):
+        here = left & (message <= limit)
+        left = left & ~here
+        if np.any(here):
+            curve = machine.curve(names[place:], network.ranks, mode)
+            seconds = seconds + np.where(here, curve.seconds(message), 0.0) * lift(curve.factor, n)
+            origin = _weakest(origin, curve.source)
+    if not graph:
+        seconds = np.maximum(seconds, lift(machine.launch["collective_s"], n))
+    return np.asarray(seconds), origin or "assumed"
+
+
+_ORIGINS = ("measured", "fitted", "published", "datasheet", "assumed")
+
+
+def _weakest(a: str | None, b: str) -> str:
+    """The less certain of two origins."""
+    return b if a is None else max(a, b, key=_ORIGINS.index)

@@ -1,0 +1,166 @@
+"""A hardware profile in SI units, with one value or many samples for every parameter, and the price of an operator.
+
+Samples: each parameter is log-normal around its value with the relative uncertainty of its group (normal for the
+signed engine corrections). Half of a group's variance is shared by all groups of one source, since a bias in how a
+source measures hits all its numbers. Sample 0 is always the profile's own value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specsim.engines import Engine
+from specsim.ops import Curve, Load, Operator, Rate
+from specsim.profiles import AllReduceCurve, Group, Profile
+
+Array = NDArray[np.float64]
+SHARED_VARIANCE = 0.5  # of a group, common to all groups of its source
+GUESS = 0.3  # further relative uncertainty of a class that stands in for one the profile lacks
+
+# What stands in for a class that a profile has not measured, in order of preference.
+STAND_INS: dict[str, tuple[str, ...]] = {
+    "gemm": ("gemm_bf16",),
+    "moe": ("moe_bf16", "moe_fp8", "moe_int4", "moe_mxfp4", "moe_nvfp4", "gemm_bf16"),
+    "attention": ("attention_gqa", "attention_mla"),
+    "router": ("norm", "tiny"),
+    "norm": ("tiny",),
+}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Rates by class, all-reduce curves, launch costs and engine terms, in seconds and bytes.
+
+    Every number has shape () or (samples,); `lift` gives it trailing axes to broadcast against a load.
+    """
+
+    rates: Mapping[str, Rate]
+    curves: Mapping[tuple[str, int, str], Curve]  # by (implementation, ranks, mode)
+    launch: Mapping[str, Array]  # kernel_s, collective_s, graph_s, graph_node_s
+    launch_source: str
+    terms: Mapping[str, Array]  # kernel_gap_s, row_layer_s, verify_layer_s, decode_host_s, cycle_host_s
+    terms_source: str
+    experts_overlap: Array
+    stand_ins: dict[str, str] = field(default_factory=dict, compare=False)  # class used -> class it stands in for
+
+    def rate(self, name: str) -> Rate:
+        """The class, or what stands in for it (noted in `stand_ins`)."""
+        if name in self.rates:
+            return self.rates[name]
+        for other in (*STAND_INS.get(name.split("_")[0], ()), "gemm_bf16"):
+            if other in self.rates:
+                self.stand_ins[name] = other
+                found = self.rates[other]
+                return Rate(found.fixed_s, found.bytes_per_s, found.flops_per_s, "assumed")
+        raise AssertionError("a profile always has gemm_bf16")
+
+    def curve(self, preference: tuple[str, ...], ranks: int, mode: str) -> Curve:
+        """The first implementation of `preference` that is known for `ranks` and `mode`; see `nearest_curve`."""
+        return nearest_curve(self.curves, preference, ranks, mode)
+
+    def price(self, operator: Operator, load: Load, features: dict[object, Array]) -> Array:
+        """Seconds of all the operator's calls but all-reduces. `features` caches what the load's features are worth."""
+        rate = self.rate(operator.rate)
+        n = load.ndim
+        work = total(operator.bytes, load, features) / lift(rate.bytes_per_s, n)
+        if operator.flops:
+            work = np.maximum(work, total(operator.flops, load, features) / lift(rate.flops_per_s, n))
+        return np.asarray(operator.calls * lift(rate.fixed_s, n) + work)
+
+
+def total(linear: Mapping[object, float], load: Load, features: dict[object, Array]) -> Array:  # type: ignore[type-arg]
+    """The value of a linear form of the load's features."""
+    amount: Array = np.asarray(0.0)
+    for feature, coefficient in linear.items():
+        if feature not in features:
+            features[feature] = np.asarray(feature.of(load), dtype=float)  # type: ignore[attr-defined]
+        amount = amount + coefficient * features[feature]
+    return amount
+
+
+def lift(parameter: Array, ndim: int) -> Array:
+    """Shape (samples,) to (samples, 1, ..., 1); a scalar stays one."""
+    return parameter.reshape(parameter.shape + (1,) * ndim) if parameter.ndim else parameter
+
+
+def nearest_curve(curves: Mapping[tuple[str, int, str], Curve], preference: tuple[str, ...], ranks: int, mode: str) -> Curve:
+    """The curve to use, or the nearest: another implementation, then the next rank count (larger first)."""
+    known = {r for _, r, _ in curves}
+    for r in sorted(known, key=lambda r: (r != ranks, r < ranks, abs(r - ranks))):
+        for implementation in preference:
+            if (implementation, r, mode) in curves:
+                return curves[implementation, r, mode]
+        for (_, other, m), curve in curves.items():
+            if other == r and m == mode:
+                return curve
+    if mode == "eager":
+        return nearest_curve(curves, preference, ranks, "graph")
+    raise KeyError(mode)
+
+
+def build(profile: Profile, engine: Engine, *, samples: int = 0, seed: int = 0) -> Machine:
+    """The machine of a profile under an engine, whose terms hold where the profile has none of its own.
+
+    samples 0 gives scalars; otherwise arrays of samples + 1 values whose first is the profile's own.
+    """
+    rng = np.random.default_rng(seed)
+    shared: dict[str, Array] = {}
+
+    def deviation(reference: str, relative: float) -> Array:
+        if not samples:
+            return np.zeros(())
+        if reference not in shared:
+            shared[reference] = rng.standard_normal(samples)
+        own = rng.standard_normal(samples)
+        z = np.sqrt(SHARED_VARIANCE) * shared[reference] + np.sqrt(1 - SHARED_VARIANCE) * own
+        return np.concatenate([[0.0], relative * z])
+
+    def positive(value: float, group: Group) -> Array:
+        return np.asarray(value * np.exp(deviation(group.source.reference, group.relative_uncertainty)))
+
+    rates = {
+        name: Rate(
+            fixed_s=positive(rate.fixed_us * 1e-6, rate),
+            bytes_per_s=positive(rate.bandwidth_gb_s * 1e9, rate),
+            flops_per_s=positive((rate.peak_tflops or profile.gpu.bf16_tflops * 0.7) * 1e12, rate),
+            source=rate.source.kind,
+        )
+        for name, rate in profile.operators.items()
+    }
+    curves = {(c.implementation, c.ranks, c.mode): _curve(c, positive(1.0, c)) for c in profile.allreduce}
+    fitted = profile.engines.get(engine.name)
+    terms: dict[str, Array] = {}
+    for name, term in engine.terms.items():
+        value, relative, reference = term.value, term.relative_uncertainty, term.source
+        if fitted is not None:
+            value, relative, reference = getattr(fitted, name), fitted.relative_uncertainty, fitted.source.reference
+        terms[name[:-3] + "_s"] = np.asarray(value * 1e-6 * (1 + deviation(reference, relative)))
+    launch = profile.launch
+    return Machine(
+        rates=rates,
+        curves=curves,
+        launch={
+            "kernel_s": positive(launch.kernel_us * 1e-6, launch),
+            "collective_s": positive(launch.collective_us * 1e-6, launch),
+            "graph_s": positive(launch.graph_us * 1e-6, launch),
+            "graph_node_s": positive(launch.graph_node_us * 1e-6, launch),
+        },
+        launch_source=launch.source.kind,
+        terms=terms,
+        terms_source="assumed" if fitted is None else fitted.source.kind,
+        experts_overlap=np.concatenate([[0.0], np.abs(rng.normal(0.0, 0.12, samples))]) if samples else np.zeros(()),
+    )
+
+
+def _curve(curve: AllReduceCurve, factor: Array) -> Curve:
+    return Curve(
+        curve.implementation,
+        np.log(np.asarray(curve.bytes, dtype=float)),
+        np.log(np.asarray(curve.latency_us) * 1e-6),
+        factor,
+        curve.source.kind,
+    )

@@ -1,0 +1,73 @@
+"""What a rank's GPU memory holds: its slice of target and draft weights, and the KV cache of the running sequences."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from specsim.forward import STATE_BYTES, Parallel, weight_bytes
+from specsim.models import Model
+from specsim.scenario import Scenario
+
+RESERVE = 0.08  # share of a GPU that graphs, activations, the CUDA context and fragmentation take; assumed
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on one GPU."""
+
+    weights: float
+    kv: float
+    capacity: float
+
+    @property
+    def fits(self) -> bool:
+        return self.weights + self.kv <= self.capacity * (1 - RESERVE)
+
+
+def memory(s: Scenario) -> Memory:
+    """Bytes a rank needs for the scenario's largest batch and context."""
+    models = [s.model] if s.draft is None else [s.model, s.draft]
+    weights = sum(rank_weights(m, s.parallel) for m in models)
+    tokens = float(np.max(s.context + s.draft_tokens)) * float(np.max(np.ceil(s.batch / s.parallel.dp)))
+    sequences = float(np.max(np.ceil(s.batch / s.parallel.dp)))
+    kv = sum(tokens * rank_kv_per_token(m, s.parallel) + sequences * rank_state(m, s.parallel) for m in models)
+    return Memory(weights, kv, s.profile.gpu.memory_gb * 1e9)
+
+
+def rank_weights(model: Model, parallel: Parallel) -> float:
+    """Bytes of a model's weights on one rank."""
+    tp = parallel.tp
+    total = 0.0
+    for layer, n in model.layers:
+        dense = sum(weight_bytes(p, parallel.attention) for p in layer.mixer) + sum(weight_bytes(p, tp) for p in layer.ffn)
+        if layer.experts is not None:
+            e = layer.experts
+            dense += sum(weight_bytes(p, tp) for p in e.shared) + (weight_bytes(e.router, 1) if e.router else 0.0)
+            dense += e.count * e.bytes_each / tp
+        total += n * (dense + 2.0 * (layer.norm_parameters + layer.other_parameters))
+    vocabulary = model.vocab * model.hidden if model.embedding_parameters is None else model.embedding_parameters
+    total += vocabulary * model.embedding_format.bytes / tp
+    if not model.tied:
+        total += weight_bytes(model.head, tp)
+    if model.draft and model.draft.fc:
+        total += weight_bytes(model.draft.fc, 1)
+    return total + model.other_bytes / tp
+
+
+def rank_kv_per_token(model: Model, parallel: Parallel) -> float:
+    """KV bytes one token takes on one rank, full-attention layers as all others: a window saves at most what it cuts."""
+    total = 0.0
+    for layer, n in model.layers:
+        if layer.attention is not None:
+            a = layer.attention
+            share = 1.0 if a.kind == "mla" or not a.kv_heads else max(1.0, a.kv_heads / parallel.attention) / a.kv_heads
+            total += n * a.kv_values_per_token() * share
+    return total * model.kv_format.bytes
+
+
+def rank_state(model: Model, parallel: Parallel) -> float:
+    """Bytes of recurrent state one sequence takes on one rank."""
+    values = sum(n * layer.attention.state_values for layer, n in model.layers if layer.attention)
+    return values / parallel.attention * STATE_BYTES

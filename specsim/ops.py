@@ -1,0 +1,223 @@
+"""Operators: what one rank runs in a forward pass, in sizes; and the one equation that prices them.
+
+    seconds = calls x fixed + max(bytes / bandwidth, flops / peak)
+
+adds the fixed time to the work; only the work is a roofline. An operator's bytes and flops are linear in a few features
+of the load (rows, cached tokens, distinct experts), so operators of one class and component add up to one operator, and
+a million configurations are a handful of array operations. All-reduces are priced by interpolating a measured curve.
+See docs/model.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specsim.routing import UNIFORM, Routing
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a pass works on; every field broadcasts against the others.
+
+    batch: sequences; tokens: query rows of each sequence (1 in decode, d in verify); context: cached tokens of each
+    sequence before the pass; graph_batch: sequences the GPU really runs when a graph pads the batch (None: batch).
+    """
+
+    batch: Array
+    tokens: Array
+    context: Array
+    graph_batch: Array | None = None
+    routing: Routing = UNIFORM
+
+    @property
+    def rows(self) -> Array:
+        """Rows computed, padding included."""
+        return np.asarray((self.batch if self.graph_batch is None else self.graph_batch) * self.tokens)
+
+    @property
+    def ndim(self) -> int:
+        return np.broadcast(self.batch, self.tokens, self.context).ndim
+
+
+# --- features of a load that bytes and flops are linear in --------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Feature:
+    """A number derived from the load. Equal features are computed once a pass."""
+
+    def of(self, load: Load) -> Array:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class _One(Feature):
+    def of(self, load: Load) -> Array:
+        return np.asarray(1.0)
+
+
+@dataclass(frozen=True)
+class _Rows(Feature):
+    def of(self, load: Load) -> Array:
+        return load.rows
+
+
+@dataclass(frozen=True)
+class _Batch(Feature):
+    def of(self, load: Load) -> Array:
+        return load.batch
+
+
+ONE, ROWS, BATCH = _One(), _Rows(), _Batch()
+
+
+@dataclass(frozen=True)
+class KeyTokens(Feature):
+    """Cached tokens read, over all sequences: each once a pass, whatever the query rows; at most `limit` a sequence."""
+
+    limit: int | None = None
+
+    def of(self, load: Load) -> Array:
+        return load.batch * _limited(load.context + load.tokens, self.limit)
+
+
+@dataclass(frozen=True)
+class QueryKeyPairs(Feature):
+    """(query row, cached token) pairs, over all sequences: the work of attention."""
+
+    limit: int | None = None
+
+    def of(self, load: Load) -> Array:
+        return load.batch * load.tokens * _limited(load.context + (load.tokens + 1) / 2, self.limit)
+
+
+def _limited(tokens: Array, limit: int | None) -> Array:
+    return tokens if limit is None else np.minimum(tokens, limit)
+
+
+@dataclass(frozen=True)
+class DistinctExperts(Feature):
+    """Distinct experts of `count` that the rows touch, `per_token` a row, on the busiest of `groups` ranks."""
+
+    count: int
+    per_token: int
+    groups: int = 1
+
+    def of(self, load: Load) -> Array:
+        return load.routing.distinct(load.rows, self.count, self.per_token) / self.groups
+
+
+Linear = Mapping[Feature, float]
+
+
+def _added(a: Linear, b: Linear, scale: float = 1.0) -> dict[Feature, float]:
+    total = dict(a)
+    for feature, coefficient in b.items():
+        total[feature] = total.get(feature, 0.0) + scale * coefficient
+    return total
+
+
+# --- operators ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Operator:
+    """`calls` calls of one class in one pass. bytes and flops are totals over the calls; `kernels` too.
+
+    `message` holds the bytes of ONE all-reduce call, and marks the operator as one.
+    """
+
+    component: str  # allreduce, experts, gemm, attention, small_kernels, lm_head
+    rate: str  # operator class of the hardware profile
+    calls: float
+    kernels: float
+    bytes: Linear = field(default_factory=dict)
+    flops: Linear = field(default_factory=dict)
+    message: Linear | None = None
+
+    def __hash__(self) -> int:
+        return hash((self.component, self.rate))
+
+    def times(self, n: float) -> Operator:
+        return replace(
+            self,
+            calls=n * self.calls,
+            kernels=n * self.kernels,
+            bytes=_added({}, self.bytes, n),
+            flops=_added({}, self.flops, n),
+        )
+
+    def plus(self, other: Operator) -> Operator:
+        return replace(
+            self,
+            calls=self.calls + other.calls,
+            kernels=self.kernels + other.kernels,
+            bytes=_added(self.bytes, other.bytes),
+            flops=_added(self.flops, other.flops),
+        )
+
+
+def merge(operators: Iterable[Operator]) -> tuple[Operator, ...]:
+    """Add up operators of one component and class, and all-reduces of one message size.
+
+    Exact while memory limits all of them or compute does: operators of one class change over at the same rows.
+    """
+    merged: dict[tuple[Any, ...], Operator] = {}
+    for operator in operators:
+        message = tuple(sorted(operator.message.items(), key=repr)) if operator.message else None
+        key = (operator.component, operator.rate, message)
+        merged[key] = merged[key].plus(operator) if key in merged else operator
+    return tuple(merged.values())
+
+
+def gemm(inputs: float, outputs: float, weight_bytes: float, rate: str, *, calls: int = 1, component: str = "gemm") -> Operator:
+    """rows x inputs times inputs x outputs: reads the weights once, reads and writes the rows as bf16."""
+    moved = {ONE: weight_bytes, ROWS: (inputs + outputs) * 2.0}
+    return Operator(component, rate, 1.0, 1.0, moved, {ROWS: 2.0 * inputs * outputs}).times(calls)
+
+
+def small(rate: str, calls: float, width: float, *, kernels_each: float = 1.0, passes: float = 3.0) -> Operator:
+    """Norms and elementwise kernels: `passes` x `width` bf16 values read or written a row."""
+    return Operator("small_kernels", rate, calls, calls * kernels_each, {ROWS: calls * passes * width * 2.0})
+
+
+# --- the machine ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Price of one operator class in SI units; each a scalar, or one value a parameter sample."""
+
+    fixed_s: Array
+    bytes_per_s: Array
+    flops_per_s: Array
+    source: str
+
+
+@dataclass(frozen=True)
+class Curve:
+    """All-reduce latency against bytes: log-log linear between the points, flat below them, and above the last one
+    linear in bytes at the last segment's bandwidth."""
+
+    implementation: str
+    log_bytes: Array
+    log_seconds: Array
+    factor: Array  # one multiplier, or one a sample
+    source: str
+
+    def seconds(self, message: Array) -> Array:
+        """Latency of one call, without the sample factor. message: bytes."""
+        x = np.log(np.maximum(message, 1.0))
+        inside = np.exp(np.interp(x, self.log_bytes, self.log_seconds))
+        if len(self.log_bytes) < 2:
+            return np.asarray(inside)
+        (b0, b1), (t0, t1) = np.exp(self.log_bytes[-2:]), np.exp(self.log_seconds[-2:])
+        slope = max((t1 - t0) / (b1 - b0), 0.0)
+        return np.asarray(inside + slope * np.maximum(message - b1, 0.0))

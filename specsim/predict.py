@@ -1,0 +1,241 @@
+"""The prediction of one scenario: times, tokens a second, break-even, where the time goes and where numbers come from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specsim.acceptance import rate_for_length
+from specsim.cycle import Cycle, evaluate
+from specsim.errors import InputError
+from specsim.forward import Cost
+from specsim.machine import Machine
+from specsim.machine import build as build_machine
+from specsim.memory import Memory, memory
+from specsim.quantities import Quantity
+from specsim.scenario import Scenario
+
+Array = NDArray[np.float64]
+SAMPLES = 400
+SCHEMA = "specsim.prediction/1"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One component of one phase. count: calls; bytes: moved, or sent by all-reduces."""
+
+    phase: str
+    component: str
+    ms: float
+    count: float
+    bytes: float
+    source: str
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What specsim says of a scenario. Times in ms with 80 % intervals; None where there is no speculation, or no
+    acceptance was given. `speedup_curve` holds (accept rate, speedup) pairs."""
+
+    scenario: Scenario
+    decode_ms: Quantity
+    decode_tokens_per_s: Quantity
+    draft_ms: Quantity | None = None
+    verify_ms: Quantity | None = None
+    extend_ms: Quantity | None = None
+    host_ms: Quantity | None = None
+    cycle_ms: Quantity | None = None
+    accept_length: float | None = None
+    accept_rate: float | None = None
+    spec_tokens_per_s: Quantity | None = None
+    speedup: Quantity | None = None
+    breakeven_length: Quantity | None = None
+    breakeven_rate: Quantity | None = None
+    reachable: bool | None = None
+    speedup_curve: tuple[tuple[float, Quantity], ...] = ()
+    parts: tuple[Part, ...] = ()
+    memory: Memory | None = None
+    warnings: tuple[str, ...] = field(default=())
+
+    def part_ms(self, phase: str, component: str) -> float:
+        """ms of one component of a phase, 0 when absent."""
+        return sum(p.ms for p in self.parts if p.phase == phase and p.component == component)
+
+    def json(self) -> dict[str, Any]:
+        """The document of schema specsim.prediction/1 (docs/reference)."""
+        s = self.scenario
+
+        def q(x: Quantity | None) -> dict[str, float] | None:
+            return None if x is None else x.json()
+
+        return {
+            "schema": SCHEMA,
+            "scenario": {
+                "model": s.names.get("model", s.model.name),
+                "draft": s.names.get("draft") or None,
+                "hardware": s.profile.name,
+                "engine": s.engine.name,
+                "tp": s.parallel.tp,
+                "ep": s.parallel.ep,
+                "dp_attention": s.parallel.dp,
+                "batch": _whole(s.batch),
+                "context": _whole(s.context),
+                "method": s.method,
+                "num_steps": _whole(s.num_steps),
+                "topk": s.topk,
+                "draft_tokens": _whole(s.draft_tokens),
+                "routing": s.routing.name if s.routing else "uniform",
+                "eager": sorted(p for p, graph in s.graph_phases.items() if not graph),
+            },
+            "decode_ms": q(self.decode_ms),
+            "draft_ms": q(self.draft_ms),
+            "verify_ms": q(self.verify_ms),
+            "extend_ms": q(self.extend_ms),
+            "host_ms": q(self.host_ms),
+            "cycle_ms": q(self.cycle_ms),
+            "accept_length": self.accept_length,
+            "accept_rate": self.accept_rate,
+            "decode_tokens_per_s": q(self.decode_tokens_per_s),
+            "spec_tokens_per_s": q(self.spec_tokens_per_s),
+            "speedup": q(self.speedup),
+            "breakeven": None
+            if self.breakeven_length is None
+            else {"accept_length": q(self.breakeven_length), "accept_rate": q(self.breakeven_rate), "reachable": self.reachable},
+            "speedup_by_accept_rate": [{"accept_rate": a, "speedup": q(v)} for a, v in self.speedup_curve],
+            "breakdown": [
+                {"phase": p.phase, "component": p.component, "ms": _six(p.ms), "count": _six(p.count), "bytes": _six(p.bytes), "source": p.source}
+                for p in self.parts
+            ],
+            "memory": None
+            if self.memory is None
+            else {
+                "weights_gb_per_gpu": _six(self.memory.weights / 1e9),
+                "kv_gb_per_gpu": _six(self.memory.kv / 1e9),
+                "fits": self.memory.fits,
+            },
+            "warnings": list(self.warnings),
+        }
+
+
+def _six(x: float) -> float:
+    return float(f"{x:.6g}")
+
+
+def _whole(x: Array) -> int:
+    return int(x.reshape(-1)[0])
+
+
+def machine_of(s: Scenario, *, samples: int = 0, seed: int = 0) -> Machine:
+    """The scenario's machine, with parameter samples for intervals."""
+    return build_machine(s.profile, s.engine, samples=samples, seed=seed)
+
+
+def predict(s: Scenario, *, samples: int = SAMPLES, seed: int = 0) -> Prediction:
+    """Predict one scenario (every array of it has one element).
+
+    Raises InputError when the scenario holds arrays; use `specsim.cycle.evaluate` for many at once.
+    """
+    if max(s.batch.size, s.context.size, s.draft_tokens.size) > 1:
+        raise InputError("several values where one is needed", where="predict", mend="use sweep for lists")
+    machine = machine_of(s, samples=samples, seed=seed)
+    c = evaluate(s, machine)
+    batch = float(s.batch.reshape(-1)[0])
+    need = memory(s)
+    warnings = [*s.warnings, *_warnings(s, machine, need)]
+    decode_host = ("decode", c.decode_host, machine.terms_source)
+    parts = [*_parts("decode", c.decode), *_host_part(*decode_host)]
+    base = {
+        "scenario": s,
+        "decode_ms": Quantity.of(c.decode_s, 1e3),
+        "decode_tokens_per_s": Quantity.of(batch / c.decode_s),
+        "memory": need,
+    }
+    if c.verify is None or c.cycle_host is None:
+        return Prediction(**base, parts=tuple(parts), warnings=tuple(warnings))  # type: ignore[arg-type]
+    for phase, part in (("draft", c.draft), ("verify", c.verify), ("extend", c.extend)):
+        parts += _parts(phase, part) if part is not None else []
+    parts += _host_part("host", c.cycle_host, machine.terms_source)
+    zero = np.zeros(())
+    needed = c.cycle_s / c.decode_s
+    reachable = bool(needed.reshape(-1)[0] <= _most(s))
+    curve = speedup_curve(s, needed)
+    length = s.accept_length
+    gained = None if length is None else float(length.reshape(-1)[0])
+    rate = None if gained is None else _rate(s, gained)
+    return Prediction(
+        **base,  # type: ignore[arg-type]
+        draft_ms=Quantity.of(c.draft.total if c.draft else zero, 1e3),
+        verify_ms=Quantity.of(c.verify.total, 1e3),
+        extend_ms=Quantity.of(c.extend.total if c.extend else zero, 1e3),
+        host_ms=Quantity.of(c.cycle_host, 1e3),
+        cycle_ms=Quantity.of(c.cycle_s, 1e3),
+        accept_length=None if gained is None else _six(gained),
+        accept_rate=rate,
+        spec_tokens_per_s=None if gained is None else Quantity.of(batch * gained / c.cycle_s),
+        speedup=None if gained is None else Quantity.of(gained / needed),
+        breakeven_length=Quantity.of(needed),
+        breakeven_rate=_breakeven_rate(s, needed) if reachable else None,
+        reachable=reachable,
+        speedup_curve=curve,
+        parts=tuple(parts),
+        warnings=tuple(warnings),
+    )
+
+
+def speedup_curve(s: Scenario, needed: Array) -> tuple[tuple[float, Quantity], ...]:
+    """(accept rate, speedup) at rates 0, 0.1, ... 1. `needed` = cycle / decode, samples first."""
+    from specsim.acceptance import Acceptance
+
+    return tuple(
+        (a, Quantity.of(np.asarray(Acceptance.constant(a).length(s.num_steps, s.topk, s.draft_tokens)) / needed))
+        for a in (i / 10 for i in range(11))
+    )
+
+
+def _most(s: Scenario) -> float:
+    """The longest accept length there is: every draft accepted."""
+    return float(np.max(np.minimum(s.num_steps, s.draft_tokens - 1))) + 1.0
+
+
+def _rate(s: Scenario, length: float) -> float | None:
+    rate = np.asarray(rate_for_length(length, s.num_steps, s.topk, s.draft_tokens)).reshape(-1)[0]
+    return None if np.isnan(rate) else _six(float(rate))
+
+
+def _breakeven_rate(s: Scenario, needed: Array) -> Quantity:
+    """The constant accept rate whose length is `needed`; samples that none reaches count as 1."""
+    flat = needed.reshape(-1)
+    rates = np.asarray(rate_for_length(flat, np.broadcast_to(s.num_steps.reshape(-1)[0], flat.shape), s.topk, s.draft_tokens.reshape(-1)[0]))
+    return Quantity.of(np.where(np.isnan(rates), 1.0, rates))
+
+
+def _parts(phase: str, c: Cost) -> list[Part]:
+    def first(x: Array) -> float:
+        return float(np.asarray(x).reshape(-1)[0])
+
+    return [
+        Part(phase, component, first(seconds) * 1e3, c.calls[component], first(c.bytes[component]), c.source[component])
+        for component, seconds in c.seconds.items()
+    ]
+
+
+def _host_part(phase: str, seconds: Array, source: str) -> list[Part]:
+    return [Part(phase, "host", float(seconds.reshape(-1)[0]) * 1e3, 1, 0.0, source)]
+
+
+def _warnings(s: Scenario, machine: Machine, need: Memory) -> list[str]:
+    out = []
+    if s.profile.cpu:
+        out.append(f"profile {s.profile.name} was made without a GPU: its times say nothing about one")
+    out += [f"{s.profile.name}: {text}" for text in s.profile.caveats]
+    for wanted, used in machine.stand_ins.items():
+        out.append(f"{s.profile.name} has no {wanted}: {used} stands in")
+    if not need.fits:
+        out.append(
+            f"does not fit: {need.weights / 1e9:.1f} GB of weights and {need.kv / 1e9:.1f} GB of KV cache a GPU of "
+            f"{need.capacity / 1e9:.0f} GB; raise --tp or lower --batch and --context"
+        )
+    return out

@@ -1,0 +1,321 @@
+"""A scenario: which model on which box under which engine, and what one asks of it. Built once, from options.
+
+Options come from the command line, a launch line (`specsim.launch`), a record or a program; they are resolved here and
+nowhere else. With no option at all the scenario is the field case of docs/field-case.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from specsim.acceptance import Acceptance
+from specsim.configs import default_draft, load_model, mtp_draft
+from specsim.engines import Engine, load_engine
+from specsim.errors import InputError
+from specsim.forward import Network, Parallel
+from specsim.models import BF16, Format, Model
+from specsim.profiles import Profile, load_profile
+from specsim.routing import Routing, parse
+
+Array = NDArray[np.float64]
+METHODS = ("eagle3", "eagle", "mtp", "draft-model", "dflash", "dspark", "ngram", "none")
+PHASES = ("decode", "draft", "verify", "extend")
+FIELD_MODEL, FIELD_HARDWARE, FIELD_TP = "Kimi-K2.5", "8x-pcie-field", 8
+DEFAULT_CONTEXT, DEFAULT_DRAFT_TOKENS = 2048, 3
+LIMITS = {"batch": 65536, "context": 16_777_216, "draft_tokens": 512, "num_steps": 511, "topk": 64, "tp": 1024, "ep": 1024}
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Everything a cost depends on. batch, context, draft_tokens and num_steps are arrays that broadcast."""
+
+    model: Model
+    draft: Model | None
+    profile: Profile
+    engine: Engine
+    parallel: Parallel
+    batch: Array
+    context: Array
+    method: str
+    draft_tokens: Array
+    num_steps: Array
+    topk: int = 1
+    acceptance: Acceptance | None = None
+    routing: Routing | None = None  # None: uniform, and not known to be
+    eager: frozenset[str] = frozenset()
+    options: Mapping[str, Any] = field(default_factory=dict)  # engine flags: disable_cuda_graph, attention_backend, ...
+    names: Mapping[str, str] = field(default_factory=dict)  # model, draft and hardware as the user called them
+    warnings: tuple[str, ...] = ()
+
+    @cached_property
+    def graph_phases(self) -> Mapping[str, bool]:
+        """Which phases the engine replays from CUDA graphs, for the batches that were captured."""
+        return self.engine.graph_phases(
+            "eagle3" if self.method in ("dflash", "dspark") else self.method,
+            attention_backend=self.options.get("attention_backend"),
+            draft_attention_backend=self.options.get("draft_attention_backend"),
+            disable_cuda_graph=bool(self.options.get("disable_cuda_graph", False)),
+            eager=self.eager,
+            compute_capability=self.profile.gpu.compute_capability,
+        )
+
+    @cached_property
+    def captured(self) -> Mapping[str, tuple[int, ...]]:
+        """Batch sizes that have a graph, by phase."""
+        rows = int(np.max(self.draft_tokens))
+        return {
+            phase: self.engine.captured_batches(
+                self.options.get("cuda_graph_max_bs"),
+                self.method != "none" and phase != "decode",  # decode is the server without speculation
+                self.profile.gpu.memory_gb,
+                self.parallel.tp,
+                rows=rows if phase in ("verify", "extend") else 1,
+                explicit=self.options.get("captured_sizes"),
+                max_running=self.options.get("max_running_requests"),
+            )
+            for phase in PHASES
+        }
+
+    @cached_property
+    def network(self) -> Network:
+        """What decides which all-reduce serves a message."""
+        known = {"compute_capability": self.profile.gpu.compute_capability, "row_bytes": self.model.hidden * self.model.activation.bytes}
+        return Network(self.parallel.tp, self.profile.link, {**known, "dp_attention": self.parallel.dp > 1, **self.options})
+
+    @property
+    def accept_length(self) -> Array | None:
+        """Mean tokens a sequence gains a cycle, or None when no acceptance was given."""
+        if self.acceptance is None or self.method == "none":
+            return None
+        return np.asarray(self.acceptance.length(self.num_steps, self.topk, self.draft_tokens))
+
+
+def build(
+    *,
+    model: str | Model | None = None,
+    draft: str | Model | None = None,
+    hardware: str | Profile | None = None,
+    engine: str | None = None,
+    tp: int | None = None,
+    ep: int | None = None,
+    dp_attention: int | bool | None = None,
+    batch: ArrayLike | None = None,
+    context: ArrayLike | None = None,
+    method: str | None = None,
+    draft_tokens: ArrayLike | None = None,
+    num_steps: ArrayLike | None = None,
+    topk: int | None = None,
+    acceptance: Acceptance | None = None,
+    accept_rate: ArrayLike | None = None,
+    accept_length: float | None = None,
+    accept_per_position: tuple[float, ...] | None = None,
+    accept_profile: str | None = None,
+    routing: str | Routing | None = None,
+    eager: tuple[str, ...] | frozenset[str] = (),
+    **options: Any,
+) -> Scenario:
+    """Resolve options into a Scenario. `options` are engine flags as `specsim.launch` names them.
+
+    Raises InputError for anything that cannot be: unknown names, numbers out of range, heads that tp does not divide,
+    two statements of acceptance.
+    """
+    warnings: list[str] = []
+    profile = hardware if isinstance(hardware, Profile) else load_profile(hardware or FIELD_HARDWARE)
+    target = model if isinstance(model, Model) else load_model(model or FIELD_MODEL)
+    if model is not None and hardware is None:
+        warnings.append(f"no --hardware given: the box is {FIELD_HARDWARE}")
+    described = load_engine(engine or "sglang", options.pop("version", None))
+    parallel = _parallel(target, profile, tp, ep, dp_attention)
+    drafter, kind = _drafter(target, draft, method, described.name)
+    target_warnings = [*target.warnings, *(drafter.warnings if drafter is not None and draft is not None else ())]
+    steps, tokens, branch, said = resolve_lengths(kind, num_steps, draft_tokens, topk, drafter)
+    warnings += said
+    rows = _positive("batch", 1 if batch is None else batch)
+    cached = _positive("context", DEFAULT_CONTEXT if context is None else context, least=0)
+    given = [n for n, v in (("--accept-rate", accept_rate), ("--accept-length", accept_length),
+                            ("--accept-per-position", accept_per_position), ("--accept-profile", accept_profile),
+                            ("acceptance", acceptance)) if v is not None]  # fmt: skip
+    if len(given) > 1:
+        raise InputError("acceptance is stated twice", where=" and ".join(given), mend="give one of them")
+    if given and kind == "none":
+        warnings.append(f"{given[0]} has no meaning without speculation and is left out")
+        accept_rate = accept_length = accept_per_position = accept_profile = acceptance = None
+    if accept_rate is not None:
+        acceptance = Acceptance.constant(accept_rate)
+    elif accept_length is not None:
+        acceptance = Acceptance.from_length(accept_length, _scalar(steps, "--accept-length"), branch, _scalar(tokens, "--accept-length"))
+    elif accept_per_position is not None:
+        acceptance = Acceptance.per_position(accept_per_position)
+    elif accept_profile is not None:
+        acceptance = Acceptance.from_profile(accept_profile)
+    unknown = set(eager) - set(PHASES)
+    if unknown:
+        raise InputError(f"unknown phase {sorted(unknown)[0]!r}", where="--eager", mend=f"one of {', '.join(PHASES)}")
+    _cap(described, options, rows, kind, warnings)
+    target = _served(target, options, warnings)
+    known_routing = parse(routing) if isinstance(routing, str) else routing
+    return Scenario(
+        model=target,
+        draft=drafter,
+        profile=profile,
+        engine=described,
+        parallel=parallel,
+        batch=rows,
+        context=cached,
+        method=kind,
+        draft_tokens=tokens,
+        num_steps=steps,
+        topk=branch,
+        acceptance=acceptance,
+        routing=known_routing,
+        eager=frozenset(eager),
+        options=options,
+        names={"model": target.name, "draft": drafter.name if drafter else "", "hardware": profile.name},
+        warnings=tuple(dict.fromkeys([*warnings, *target_warnings])),
+    )
+
+
+def _positive(name: str, value: ArrayLike, least: float = 1) -> Array:
+    option = "--" + name.replace("_", "-")
+    try:
+        array = np.asarray(value, dtype=float)
+    except (TypeError, ValueError):
+        raise InputError(f"{value!r} is not a number", where=option, mend="give a whole number") from None
+    most = LIMITS[name]
+    bad = ~(np.isfinite(array) & (array >= least) & (array <= most))
+    if np.any(bad):
+        raise InputError(f"{array[bad].flat[0] if array.ndim else array:g} is out of range", where=option, mend=f"give {least:g} to {most:,}")
+    if np.any(array != np.floor(array)):
+        raise InputError("is not a whole number", where=option, mend=f"give {least:g} to {most:,}")
+    return array
+
+
+def _scalar(value: Array, option: str) -> int:
+    if value.size != 1:
+        raise InputError("needs one draft length", where=option, mend="give --accept-rate for several draft lengths")
+    return int(value.reshape(-1)[0])
+
+
+def _parallel(model: Model, profile: Profile, tp: int | None, ep: int | None, dp_attention: int | bool | None) -> Parallel:
+    heads = sorted({layer.attention.heads for layer, _ in model.layers if layer.attention and layer.attention.heads})
+    ranks = default_tp(heads, profile.gpus) if tp is None else int(_positive("tp", tp))
+    for h in heads:
+        if h % ranks:
+            fit = [n for n in range(1, ranks + 1) if all(x % n == 0 for x in heads)]
+            raise InputError(f"tp {ranks} does not divide {h} attention heads", where="--tp", mend=f"one of {fit} would")
+    groups = 1 if ep is None else int(_positive("ep", ep))
+    experts = model.experts
+    if groups > 1 and experts is None:
+        raise InputError(f"{model.name} has no experts", where="--ep", mend="leave --ep out")
+    if ranks % groups or (experts is not None and experts.count % groups):
+        raise InputError(f"ep {groups} does not divide tp {ranks} and the experts", where="--ep", mend=f"1 or {ranks}")
+    dp = ranks if dp_attention is True else int(dp_attention or 1)
+    if dp < 1 or ranks % dp:
+        raise InputError(f"{dp} attention groups do not divide tp {ranks}", where="--dp-attention", mend=f"1 or {ranks}")
+    if ranks > profile.gpus:
+        raise InputError(f"tp {ranks} needs more GPUs than the {profile.gpus} of {profile.name}", where="--tp", mend=f"tp up to {profile.gpus}, or another --hardware")  # fmt: skip
+    return Parallel(ranks, groups, dp)
+
+
+def default_tp(heads: list[int], gpus: int) -> int:
+    """All GPUs of the box, or the most that divide the heads."""
+    return max(n for n in range(1, gpus + 1) if gpus % n == 0 and all(h % n == 0 for h in heads))
+
+
+def _drafter(target: Model, draft: str | Model | None, method: str | None, engine: str) -> tuple[Model | None, str]:
+    """The drafter and the method: what is given, else the target's public draft, else its built-in MTP, else none."""
+    if method is not None and method not in METHODS:
+        from specsim.errors import did_you_mean
+
+        raise InputError(f"unknown method {method!r}", where="--method", mend=did_you_mean(method, METHODS))
+    if method in ("none", "ngram"):
+        return None, method
+    if method == "mtp" and draft is None:
+        return mtp_draft(target), "mtp"
+    if draft is None and method is None:
+        name = default_draft(target.name)
+        if name is None:
+            return (mtp_draft(target), "mtp") if target.mtp_layers else (None, "none")
+        draft = name
+    if draft is None:
+        name = default_draft(target.name)
+        if name is None:
+            raise InputError(f"no public {method} draft of {target.name} is known", where="--draft", mend="give the draft's config.json")
+        draft = name
+    drafter = draft if isinstance(draft, Model) else load_model(draft)
+    kind = drafter.draft.kind if drafter.draft else "model"
+    natural = "draft-model" if kind == "model" else kind
+    if method is not None and method != natural and {method, natural} != {"eagle", "eagle3"}:
+        raise InputError(f"{drafter.name} is a {natural} drafter, not {method}", where="--method", mend=f"give --method {natural} or another --draft")
+    if kind != "model" and drafter.draft and drafter.draft.target_hidden not in (0, target.hidden):
+        raise InputError(
+            f"{drafter.name} was trained for a target of hidden size {drafter.draft.target_hidden}, {target.name} has {target.hidden}",
+            where="--draft", mend="give the draft of this target",
+        )  # fmt: skip
+    return drafter, method or natural
+
+
+def resolve_lengths(
+    method: str, num_steps: ArrayLike | None, draft_tokens: ArrayLike | None, topk: int | None, drafter: Model | None = None
+) -> tuple[Array, Array, int, list[str]]:
+    """(num_steps, draft_tokens, topk, what was resolved), as the engine would: a chain has d = num_steps + 1.
+
+    Raises InputError for draft_tokens below 2 or more nodes than the tree of that depth and branching has.
+    """
+    if method == "none":
+        return np.zeros(()), np.ones(()), 1, []
+    branch = 1 if topk is None else int(_positive("topk", topk))
+    steps = None if num_steps is None else _positive("num_steps", num_steps)
+    tokens = None if draft_tokens is None else _positive("draft_tokens", draft_tokens)
+    if tokens is not None and np.any(tokens < 2):
+        raise InputError("a cycle verifies at least 2 tokens, the root and one drafted", where="--draft-tokens", mend="give 2 or more, or --method none")  # fmt: skip
+    if steps is None and tokens is None:
+        block = drafter.draft.block if drafter is not None and drafter.draft else 0
+        tokens = np.asarray(float(block or DEFAULT_DRAFT_TOKENS))
+    said: list[str] = []
+    if branch == 1:
+        if steps is None:
+            assert tokens is not None
+            steps = tokens - 1
+        elif tokens is not None and np.any(tokens != steps + 1):
+            said.append(f"topk 1 verifies num_steps + 1 tokens: draft tokens are taken as {_show(steps + 1)}, not {_show(tokens)}")
+        return steps, steps + 1, 1, said
+    if steps is None:
+        raise InputError("a tree needs its depth", where="--num-steps", mend="give --num-steps beside --topk")
+    if tokens is None:
+        raise InputError("a tree needs its size", where="--draft-tokens", mend="give --draft-tokens beside --topk")
+    depth = float(np.max(steps))
+    nodes = 1 + branch + (depth - 1) * branch * branch if depth >= 1 else 1
+    if np.any(tokens > nodes):
+        raise InputError(f"a tree of {depth:g} steps and topk {branch} has only {nodes:g} nodes", where="--draft-tokens", mend=f"give 2 to {nodes:g}")
+    return steps, tokens, branch, said
+
+
+def _served(model: Model, options: Mapping[str, Any], warnings: list[str]) -> Model:
+    """The model as the server holds it: a KV cache type or a quantisation from the launch line."""
+    kv = str(options.get("kv_cache_dtype") or "auto")
+    if kv.startswith("fp8"):
+        model = replace(model, kv_format=Format("fp8", 8))
+    elif kv in ("bf16", "bfloat16"):
+        model = replace(model, kv_format=BF16)
+    wanted = options.get("quantization")
+    if wanted and model.quantisation == "none":
+        warnings.append(f"--quantization {wanted} of unquantised weights is not modelled: {model.name} is priced as its config.json has it")
+    return model
+
+
+def _show(values: Array) -> str:
+    return ", ".join(f"{v:g}" for v in np.unique(values)[:5])
+
+
+def _cap(engine: Engine, options: Mapping[str, Any], batch: Array, method: str, warnings: list[str]) -> None:
+    cap = options.get("max_running_requests") or (engine.running_cap_speculative if method != "none" else None)
+    if cap and np.any(batch > cap):
+        warnings.append(f"{engine.name} runs at most {cap} requests at once here: batch {math.floor(float(np.max(batch)))} would queue (set --max-running-requests)")

@@ -1,0 +1,100 @@
+"""A prediction in words and tables, for people; the same sentences serve terminal, report and notebook."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from specsim.predict import Prediction
+from specsim.quantities import Quantity
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def headline(p: Prediction) -> str:
+    """One line: what is predicted."""
+    s = p.scenario
+    d = "" if s.method == "none" else f", {s.method} with {s.draft_tokens.reshape(-1)[0]:g} draft tokens"
+    draft = f" + {s.draft.name}" if s.draft is not None else ""
+    cut = f"TP {s.parallel.tp}" + (f" EP {s.parallel.ep}" if s.parallel.ep > 1 else "") + (f" DP {s.parallel.dp}" if s.parallel.dp > 1 else "")
+    return (
+        f"{s.model.name}{draft} on {s.profile.name}, {s.engine.name} {s.engine.version}, {cut}, "
+        f"batch {s.batch.reshape(-1)[0]:g}, context {s.context.reshape(-1)[0]:g}{d}"
+    )
+
+
+def verdict(p: Prediction) -> str:
+    """One sentence: does speculation pay here, and what it would need."""
+    if p.cycle_ms is None or p.breakeven_length is None:
+        return f"No speculation: {p.decode_ms} ms a step, {p.decode_tokens_per_s} tokens a second."
+    d = p.scenario.draft_tokens.reshape(-1)[0]
+    need = f"{p.breakeven_length} of at most {_most(p):g} tokens a cycle"
+    if not p.reachable:
+        return f"Speculation cannot pay here: it would need {need}, which no drafter gives with {d:g} draft tokens."
+    if p.speedup is None or p.accept_length is None:
+        return f"Speculation pays above {need}, an accept rate of {p.breakeven_rate}."
+    change = p.speedup.value - 1
+    sure = p.speedup.low > 1 or p.speedup.high < 1
+    word = "gains" if change >= 0 else "loses"
+    hedge = "" if sure else " (within the interval it may do either)"
+    return f"Speculation {word} {abs(change):.0%}{hedge}: it needs {need}, this drafter gives {p.accept_length:.2f}."
+
+
+def _most(p: Prediction) -> float:
+    s = p.scenario
+    return float(min(s.num_steps.reshape(-1)[0], s.draft_tokens.reshape(-1)[0] - 1)) + 1
+
+
+def rows(p: Prediction) -> list[tuple[str, str, str, str]]:
+    """(what, value, unit, 80 % interval) of the short table."""
+
+    def row(what: str, q: Quantity | None, unit: str) -> list[tuple[str, str, str, str]]:
+        return [] if q is None else [(what, str(q), unit, q.interval)]
+
+    out = row("baseline: one decode step", p.decode_ms, "ms")
+    out += row("draft", p.draft_ms, "ms") + row("verify", p.verify_ms, "ms") + row("draft extend", p.extend_ms, "ms")
+    out += row("host", p.host_ms, "ms") + row("cycle", p.cycle_ms, "ms")
+    if p.accept_length is not None:
+        rate = "" if p.accept_rate is None else f" (accept rate {p.accept_rate:.2f})"
+        out.append(("tokens a cycle" + rate, f"{p.accept_length:.2f}", "", "as given"))
+    out += row("baseline tokens a second", p.decode_tokens_per_s, "tok/s")
+    out += row("speculative tokens a second", p.spec_tokens_per_s, "tok/s") + row("speedup", p.speedup, "x")
+    if p.breakeven_length is not None:
+        out += row("break-even accept length", p.breakeven_length, "tokens")
+        d = f"{p.scenario.draft_tokens.reshape(-1)[0]:g}"
+        if p.breakeven_rate is None:
+            out.append(("break-even accept rate", f"not reachable with {d} draft tokens", "", ""))
+        else:
+            out += row("break-even accept rate", p.breakeven_rate, "")
+    return out
+
+
+def phase_table(p: Prediction) -> Table:
+    """The short table of a prediction."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("")
+    table.add_column("", justify="right")
+    table.add_column("")
+    table.add_column("80 % interval", justify="left")
+    for what, value, unit, interval in rows(p):
+        table.add_row(what, value, unit, interval)
+    return table
+
+
+def breakdown_table(p: Prediction) -> Table:
+    """Where the time goes: phase by component, with calls, bytes and the origin of the price."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="dim", title="where the time goes", title_justify="left")
+    for name, justify in (("phase", "left"), ("component", "left"), ("ms", "right"), ("calls", "right"), ("MB", "right"), ("source", "left")):
+        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    last = ""
+    for part in p.parts:
+        if part.phase != last and last:
+            table.add_section()
+        megabytes = f"{part.bytes / 1e6:,.1f}" if part.bytes else ""
+        table.add_row(part.phase if part.phase != last else "", part.component, f"{part.ms:.3f}", f"{part.count:,.0f}", megabytes, part.source)
+        last = part.phase
+    return table

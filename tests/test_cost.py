@@ -1,0 +1,195 @@
+"""Costs: hand-derived values, what must never fall, and what must agree whatever the path."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from builders import dense, eagle, moe, profile, rate, scenario
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specsim.cycle import evaluate, target_pass
+from specsim.engines import Term, load_engine
+from specsim.forward import Network, Parallel, build, cost, slice_of, weight_bytes
+from specsim.machine import build as build_machine
+from specsim.models import Projection
+from specsim.ops import Load, gemm, merge
+from specsim.quantities import Quantity, decimals
+
+QUIET = replace(
+    load_engine("sglang"),
+    terms={name: Term(0.0, 0.0, "none") for name in load_engine("sglang").terms},
+    kernels={},
+)
+NO_NETWORK = Network(1, "none", {})
+
+
+def load(batch: float = 1, tokens: float = 1, context: float = 1000) -> Load:
+    return Load(np.asarray(float(batch)), np.asarray(float(tokens)), np.asarray(float(context)))
+
+
+def test_a_gemm_by_hand() -> None:
+    """1000 x 1000 bf16: 2e6 bytes of weights and 2 x 1000 x 2 of a row = 2.004e6 bytes at 1e12 B/s = 2.004 us, plus 10 us fixed."""
+    machine = build_machine(profile(), QUIET)
+    operator = gemm(1000, 1000, 2e6, "gemm_bf16")
+    assert machine.price(operator, load(), {}) == pytest.approx(12.004e-6)
+
+
+def test_a_gemm_is_limited_by_compute_at_many_rows() -> None:
+    """At 10,000 rows: 2 x 10,000 x 1e6 = 2e10 flops at 500 TFLOP/s = 40 us, against 42e6 bytes at 1e12 = 42 us; at 100,000
+    rows 400 us against 402 us: activations; with a tenth of the peak compute wins."""
+    slow = build_machine(profile(operators={**profile().operators, "gemm_bf16": rate(10, 1000, 50)}), QUIET)
+    operator = gemm(1000, 1000, 2e6, "gemm_bf16")
+    assert slow.price(operator, load(10_000), {}) == pytest.approx(10e-6 + 400e-6)
+
+
+def test_a_dense_decode_by_hand() -> None:
+    """One layer of hidden 1024, 16 heads of 64, 8 KV heads, feed-forward 4096, at batch 1 and context 999, round profile.
+
+    gemm: 4 calls x 10 us; weights 2 x (1024 x 2048 + 1024 x 1024 + 1024 x 8192 + 4096 x 1024) = 31.457e6 bytes, rows
+    2 x (3072 + 2048 + 9216 + 5120) = 38,912 -> 31.496 us. attention: 10 us + 1000 tokens x 2048 bytes = 2.048 us.
+    norm: 2 calls, 6 x 1024 bytes each. lm_head: 10 us + 2 x 1024 x 32,000 + 2 x 33,024 = 65.602 us; its norm.
+    """
+    machine = build_machine(profile(), QUIET)
+    p = build(dense(1), Parallel(), QUIET, True)
+    c = cost(p, load(context=999), machine, QUIET, NO_NETWORK, graph=True)
+    assert c.seconds["gemm"] == pytest.approx(40e-6 + 31.496e-6, rel=1e-4)
+    assert c.seconds["attention"] == pytest.approx(12.048e-6, rel=1e-4)
+    assert c.seconds["small_kernels"] == pytest.approx(3 * (10e-6 + 6 * 1024e-12), rel=1e-4)
+    assert c.seconds["lm_head"] == pytest.approx(75.602e-6, rel=1e-4)
+    assert c.seconds["launch"] == pytest.approx(10e-6)  # one graph launch
+    assert "allreduce" not in c.seconds
+
+
+def test_tensor_parallel_sums_twice_a_layer() -> None:
+    """2 a layer x 4 layers + the embedding = 9 sums of one row of 1024 bf16 values, and the gathered logits."""
+    p = build(dense(4), Parallel(8), QUIET, True)
+    sums = [o for o in p.operators if o.message is not None]
+    assert sorted(o.calls for o in sums) == [1, 9]
+    assert sum(o.calls for o in build(dense(4), Parallel(1), QUIET, True).operators if o.message is not None) == 0
+
+
+def test_an_allreduce_curve_by_hand() -> None:
+    """20 us flat below 16 KiB; half way in log bytes between (16 KiB, 20) and (64 KiB, 80) is 40 us at 32 KiB; above, the last
+    segment's 60 us / 49,152 bytes: 128 KiB costs 80 + 65,536 x 60 / 49,152 = 160 us."""
+    curve = build_machine(profile(), QUIET).curve(("nccl",), 8, "graph")
+    assert curve.seconds(np.asarray([2048.0, 16384, 32768, 65536, 131072])) == pytest.approx([20e-6, 20e-6, 40e-6, 80e-6, 160e-6])
+
+
+def test_an_eager_pass_waits_for_the_host() -> None:
+    """Eager: max(GPU, kernels x 5 us) + all-reduces at the eager curve, never below one eager collective."""
+    machine = build_machine(profile(launch=profile().launch.model_copy(update={"kernel_us": 1000.0})), QUIET)
+    p = build(dense(4), Parallel(2), QUIET, False)
+    c = cost(p, load(), machine, QUIET, Network(2, "pcie", {"disable_custom_all_reduce": True}), graph=False)
+    calls = sum(o.calls for o in p.operators if o.message is not None)
+    expected_sums = 9 * 50e-6 + max(50e-6, float(machine.curve(("nccl",), 2, "eager").seconds(np.asarray(32000.0))))
+    assert c.seconds["allreduce"] == pytest.approx(expected_sums)
+    assert c.total - c.seconds["allreduce"] == pytest.approx(p.kernels * 1e-3)
+    assert calls == 10
+
+
+def test_kv_is_read_once_for_all_rows_of_a_sequence() -> None:
+    """Verify law: a pass over batch x d rows reads each sequence's cache once."""
+    box = profile(operators={**profile().operators, "attention_gqa": rate(0, 1000, 1e6)})
+    machine = build_machine(box, QUIET)
+    s = scenario(dense(1), box=box, engine=QUIET, context=100_000)
+    one = target_pass(s, machine, np.asarray(1.0), "decode").seconds["attention"]
+    eight = target_pass(s, machine, np.asarray(8.0), "decode").seconds["attention"]
+    assert one < eight < 1.001 * one
+
+
+@given(st.integers(1, 64), st.integers(0, 50_000), st.integers(2, 9), st.sampled_from([1, 2, 4, 8]), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_time_never_falls_with_more_work(batch: int, context: int, d: int, tp: int, experts: bool) -> None:
+    """More rows, context or layers never cost less; more ranks never load a rank with more bytes of weights."""
+    model = moe() if experts else dense()
+    base = scenario(model, tp=tp, batch=batch, context=context, d=d, engine=QUIET)
+    machine = build_machine(base.profile, QUIET)
+    here = evaluate(base, machine)
+    assert here.cycle_s > here.verify.total  # type: ignore[union-attr]
+    for more in (
+        replace(base, batch=base.batch + 1),
+        replace(base, context=base.context + 1000),
+        replace(base, draft_tokens=base.draft_tokens + 1, num_steps=base.num_steps + 1),
+        replace(base, model=moe(5) if experts else dense(5)),
+    ):
+        assert evaluate(more, machine).cycle_s >= here.cycle_s * (1 - 1e-12)
+
+
+@given(st.integers(1, 400), st.integers(1, 60), st.integers(1, 9))
+@settings(max_examples=40, deadline=None)
+def test_arrays_and_scalars_agree(batch: int, context: int, d: int) -> None:
+    """A sweep is the same equation as one prediction, across graph padding and the end of the captured sizes."""
+    batches, tokens = np.asarray([1.0, batch]), np.asarray([2.0, d + 1.0])
+    options = {"captured_sizes": (1, 2, 4, 8, 16, 32, 64)}
+    machine = build_machine(profile(), load_engine("sglang"))
+    many = evaluate(scenario(moe(), batch=batches[:, None], context=100.0 * context, d=tokens[None, :], options=options), machine)
+    for i in range(2):
+        for j in range(2):
+            one = evaluate(scenario(moe(), batch=batches[i], context=100.0 * context, d=tokens[j], options=options), machine)
+            assert np.broadcast_to(many.cycle_s, (2, 2))[i, j] == pytest.approx(float(one.cycle_s), rel=1e-12)
+
+
+def test_samples_lead_and_start_with_the_profile_itself() -> None:
+    plain = build_machine(profile(), load_engine("sglang"))
+    sampled = build_machine(profile(), load_engine("sglang"), samples=50, seed=1)
+    s = scenario(moe(), tp=8)
+    many = evaluate(s, sampled).cycle_s
+    assert many.shape[0] == 51
+    assert many.reshape(-1)[0] == pytest.approx(float(evaluate(s, plain).cycle_s))
+    assert np.ptp(many) > 0
+
+
+def test_merging_operators_changes_nothing() -> None:
+    machine = build_machine(profile(), QUIET)
+    operators = [gemm(100, 200, 4e4, "gemm_bf16"), gemm(300, 50, 3e4, "gemm_bf16"), gemm(10, 10, 200, "gemm_bf16")]
+    apart = sum(float(machine.price(o, load(3), {})) for o in operators)
+    (together,) = merge(operators)
+    assert machine.price(together, load(3), {}) == pytest.approx(apart)
+
+
+def test_kv_heads_are_repeated_when_ranks_outnumber_them() -> None:
+    """16 query heads and 2 KV heads of 64 on 8 ranks: 2 query heads and one whole K and V head each = (2 + 2) x 64 outputs."""
+    qkv = Projection("qkv", 1024, (16 + 4) * 64, kv_outputs=4 * 64, kv_heads=2)
+    assert slice_of(qkv, 8) == (1024, 4 * 64)
+    assert weight_bytes(qkv, 8) == 1024 * 256 * 2
+
+
+def test_padding_runs_the_captured_batch() -> None:
+    options = {"captured_sizes": (4, 8)}
+    machine = build_machine(profile(), QUIET)
+    three = evaluate(scenario(moe(), batch=3, engine=QUIET, options=options), machine).decode.seconds["experts"]
+    four = evaluate(scenario(moe(), batch=4, engine=QUIET, options=options), machine).decode.seconds["experts"]
+    assert three == pytest.approx(float(four))
+
+
+def test_an_eagle_cycle_has_one_extend_and_a_step_less_than_its_depth() -> None:
+    machine = build_machine(profile(), QUIET)
+    two, four = (evaluate(scenario(dense(), d=d, engine=QUIET), machine) for d in (3, 5))
+    assert two.draft is not None
+    assert four.draft is not None
+    assert float(four.draft.total) == pytest.approx(3 * float(two.draft.total))
+    none = evaluate(scenario(dense(), d=2, engine=QUIET), machine)
+    assert float(none.draft.total) == 0  # type: ignore[union-attr]
+
+
+def test_reduced_vocabulary_makes_drafting_cheaper() -> None:
+    machine = build_machine(profile(), QUIET)
+    target = dense()
+    small, large = (evaluate(scenario(target, eagle(target, v), engine=QUIET), machine) for v in (8000, 32000))
+    assert small.cycle_s < large.cycle_s
+    assert float(small.verify.total) == float(large.verify.total)  # type: ignore[union-attr]
+
+
+@given(st.floats(0.001, 1e6), st.floats(0, 1e6), st.floats(0, 1e6))
+def test_a_quantity_lies_in_its_interval(value: float, below: float, above: float) -> None:
+    q = Quantity.of(np.asarray([value, max(value - below, 0.0), value + above]))
+    assert q.low <= q.value <= q.high
+    assert str(q)
+
+
+def test_digits_follow_the_error() -> None:
+    """Particle Data Group: an error of 0.827 keeps one digit (place 1), 0.119 two (place 2), 36 none."""
+    assert [decimals(e) for e in (0.827, 0.119, 36.0, 1.3)] == [1, 2, 0, 1]
