@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from specsim.errors import SpecsimError as SpecsimError
     from specsim.launch import read_launch as read_launch
     from specsim.models import Model as Model
-    from specsim.predict import Prediction as Prediction
-    from specsim.predict import machine_of as machine_of
-    from specsim.predict import predict as predict
+    from specsim.prediction import Prediction as Prediction
+    from specsim.prediction import machine_of as machine_of
+    from specsim.prediction import predict as predict
     from specsim.profiles import Profile as Profile
     from specsim.profiles import load_profile as load_profile
     from specsim.quantities import Quantity as Quantity
-    from specsim.scenario import Scenario as Scenario
-    from specsim.scenario import build as scenario
+    from specsim.scenarios import Scenario as Scenario
+    from specsim.scenarios import build as scenario
 
 __all__ = [
     "Acceptance",
@@ -52,18 +52,18 @@ _HOMES = {
     "Acceptance": "acceptance",
     "InputError": "errors",
     "Model": "models",
-    "Prediction": "predict",
+    "Prediction": "prediction",
     "Profile": "profiles",
     "Quantity": "quantities",
-    "Scenario": "scenario",
+    "Scenario": "scenarios",
     "SpecsimError": "errors",
     "evaluate": "cycle",
     "load_model": "configs",
     "load_profile": "profiles",
-    "machine_of": "predict",
-    "predict": "predict",
+    "machine_of": "prediction",
+    "predict": "prediction",
     "read_launch": "launch",
-    "scenario": "scenario:build",
+    "scenario": "scenarios:build",
 }
 
 
@@ -72,7 +72,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'specsim' has no attribute {name!r}")
     module, _, attribute = _HOMES[name].partition(":")
     value = getattr(importlib.import_module(f"specsim.{module}"), attribute or name)
-    globals()[name] = value  # a submodule of the same name must not shadow it
+    globals()[name] = value
     return value
 
 

@@ -20,7 +20,7 @@ from specsim.ops import Load
 from specsim.routing import UNIFORM, with_overlap
 
 if TYPE_CHECKING:
-    from specsim.scenario import Scenario
+    from specsim.scenarios import Scenario
 
 Array = NDArray[np.float64]
 PHASES = ("decode", "draft", "verify", "extend")

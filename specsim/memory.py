@@ -8,7 +8,7 @@ import numpy as np
 
 from specsim.forward import STATE_BYTES, Parallel, weight_bytes
 from specsim.models import Model
-from specsim.scenario import Scenario
+from specsim.scenarios import Scenario
 
 RESERVE = 0.08  # share of a GPU that graphs, activations, the CUDA context and fragmentation take; assumed
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from specsim.predict import Prediction
+from specsim.prediction import Prediction
 from specsim.quantities import Quantity
 
 if TYPE_CHECKING:

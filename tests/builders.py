@@ -10,7 +10,7 @@ from specsim.engines import Engine, load_engine
 from specsim.forward import Parallel
 from specsim.models import Attention, DraftShape, Experts, Format, Layer, Model, Projection
 from specsim.profiles import AllReduceCurve, Gpu, Launch, OperatorRate, Profile, Source
-from specsim.scenario import Scenario
+from specsim.scenarios import Scenario
 
 SOURCE = Source(kind="assumed", reference="a test", date="2026")
 INT4 = Format("int4", 4, 0.5)

@@ -10,7 +10,7 @@ from specsim.commands.common import console, json_option, note, print_json
 from specsim.commands.scenario import scenario_of, scenario_options
 
 if TYPE_CHECKING:
-    from specsim.predict import Prediction
+    from specsim.prediction import Prediction
 
 
 @click.command()
@@ -29,7 +29,7 @@ def command(explain: bool, as_json: bool, **options: Any) -> None:
       specsim predict --model Llama-3.1-8B --hardware 1x-h200 --batch 8 --draft-tokens 4
       specsim predict --sglang-args "--model-path Qwen/Qwen3-8B --tp 1 --speculative-algorithm EAGLE3 ..."
     """
-    from specsim.predict import predict
+    from specsim.prediction import predict
 
     prediction = predict(scenario_of(options))
     if as_json:

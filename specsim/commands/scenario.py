@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from specsim.scenario import Scenario
+    from specsim.scenarios import Scenario
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -98,7 +98,7 @@ def scenario_of(values: dict[str, Any]) -> Scenario:
     Raises InputError.
     """
     from specsim.errors import InputError
-    from specsim.scenario import build
+    from specsim.scenarios import build
 
     options = {k: v for k, v in values.items() if v is not None and v != () and k not in ("sglang_args", "vllm_args")}
     lines = [(e, values.get(f"{e}_args")) for e in ("sglang", "vllm") if values.get(f"{e}_args")]

@@ -16,7 +16,7 @@ from specsim.machine import Machine
 from specsim.machine import build as build_machine
 from specsim.memory import Memory, memory
 from specsim.quantities import Quantity
-from specsim.scenario import Scenario
+from specsim.scenarios import Scenario
 
 Array = NDArray[np.float64]
 SAMPLES = 400
