@@ -1,7 +1,7 @@
 """Fitting measured operator times to the cost form of a profile: seconds = fixed + bytes / bandwidth.
 
-The residual is relative (predicted / measured - 1), since a 10 % error matters alike for 5 us and 500 us, and the loss is
-soft-L1, since public tables hold outliers. Units: bytes, seconds, operations; see docs/hardware.md for the derivation.
+The residual is relative (predicted / measured - 1), since a 10 % error matters alike for 5 us and 500 us, and the loss
+is soft-L1, since public tables hold outliers. Units: bytes, seconds, operations; docs/hardware.md has the derivation.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ WORST = 0.5  # a parameter known no better than to 50 % is not identified
 
 @dataclass(frozen=True)
 class RateFit:
-    """A fitted rate, SI units. `*_error` are one standard deviation from the covariance, `spread` is the half-width that
-    holds 68 % of the relative residuals, `median` the median relative residual, `points` how many measurements."""
+    """A fitted rate, SI units. `*_error` are one standard deviation from the covariance, `spread` is the half-width
+    that holds 68 % of the relative residuals, `median` the median relative residual, `points` how many measurements."""
 
     fixed_s: float
     bytes_per_s: float
@@ -41,8 +41,8 @@ class RateFit:
 def fit_rate(sizes: ArrayLike, seconds: ArrayLike, *, cached: ArrayLike | None = None, where: str = "fit") -> RateFit:
     """Fit `seconds = fixed + bytes / bandwidth` with fixed >= 0.
 
-    sizes: bytes of each point, shape (n,); seconds: measured time of each, shape (n,); cached: which points were read from
-    the L2 cache, shape (n,). Those share the fixed time, which they show best, and have a bandwidth of their own.
+    sizes: bytes of each point, shape (n,); seconds: measured time of each, shape (n,); cached: which points were read
+    from the L2 cache, shape (n,). Those share the fixed time, which they show best, and have a bandwidth of their own.
     Raises InputError when the points cannot identify both parameters: fewer than three, sizes that do not spread by a
     factor of 1.5, times that do not grow with bytes, or a covariance that leaves the bandwidth open.
     """
@@ -97,7 +97,7 @@ def fit_peak(rate: RateFit, sizes: ArrayLike, seconds: ArrayLike, operations: Ar
     """Achieved operations per second at large row counts, or None where no point is limited by compute.
 
     Given fixed and bandwidth, the time beyond `fixed` is sqrt((bytes / bandwidth)^2 + (operations / peak)^2): the two
-    limits overlap, and the root of squares follows the measured bend between them (additive overstates it by a quarter).
+    limits overlap, and the root of squares follows the measured bend between them (a sum overstates it by a quarter).
     """
     size, time, flops = (np.asarray(a, dtype=float) for a in (sizes, seconds, operations))
     beyond = (time - rate.fixed_s) ** 2 - (size / rate.bytes_per_s) ** 2

@@ -7,6 +7,8 @@ kernels it runs, is the engine's description. Field names carry the unit; `Machi
 from __future__ import annotations
 
 import datetime
+import importlib
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +47,7 @@ class Source(Strict):
 
 
 class Group(Strict):
-    """A group of numbers with one origin. `relative_uncertainty` is one standard deviation as a fraction of the value."""
+    """A group of numbers with one origin. `relative_uncertainty` is one standard deviation as a fraction of a value."""
 
     source: Source
     relative_uncertainty: Uncertainty
@@ -73,9 +75,11 @@ class OperatorRate(Group):
 
 
 class AllReduceCurve(Group):
-    """Latency of one all-reduce against message bytes (one rank's buffer), for one implementation, rank count and mode."""
+    """Latency of one all-reduce against message bytes (one rank's buffer), by implementation, rank count and mode."""
 
-    implementation: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")]  # nccl, custom, flashinfer, oneshot, nccl-ll, ...
+    implementation: Annotated[
+        str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
+    ]  # nccl, custom, flashinfer, oneshot, nccl-ll, ...
     ranks: Annotated[int, Field(ge=2, le=1024)]
     mode: Literal["graph", "eager"]
     bytes: Annotated[list[Annotated[int, Field(gt=0)]], Field(min_length=1)]
@@ -84,15 +88,17 @@ class AllReduceCurve(Group):
     @model_validator(mode="after")
     def _paired(self) -> AllReduceCurve:
         if len(self.bytes) != len(self.latency_us):
-            raise ValueError(f"bytes has {len(self.bytes)} entries and latency_us {len(self.latency_us)}: give one latency a size")
+            raise ValueError(
+                f"bytes has {len(self.bytes)} entries and latency_us {len(self.latency_us)}: give one latency a size"
+            )
         if any(b <= a for a, b in zip(self.bytes, self.bytes[1:], strict=False)):
             raise ValueError("bytes must increase")
         return self
 
 
 class Launch(Group):
-    """Host costs. `kernel_us`: one eager launch; `collective_us`: one eager collective from Python; `graph_us`: starting a
-    graph; `graph_node_us`: device time between two nodes of a graph."""
+    """Host costs. `kernel_us`: one eager launch; `collective_us`: one eager collective from Python; `graph_us`: the
+    start of a graph; `graph_node_us`: device time between two nodes of a graph."""
 
     kernel_us: NonNegative
     collective_us: NonNegative
@@ -111,7 +117,7 @@ class EngineTerms(Group):
 
 
 class Profile(Strict):
-    """One box. Operator classes are keyed by name: see docs/model.md for the list and what stands in for a missing one."""
+    """One box. Operator classes are keyed by name: docs/model.md lists them and what stands in for a missing one."""
 
     schema_: Literal["specsim.hardware/1"] = Field(alias="schema", default="specsim.hardware/1")
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
@@ -131,9 +137,7 @@ class Profile(Strict):
 
 def folder() -> Path:
     """The folder with the shipped profiles, in a checkout and in an install."""
-    import specsim.hardware as shipped
-
-    return Path(shipped.__path__[0])
+    return Path(importlib.import_module("specsim.hardware").__path__[0])
 
 
 REQUIRED = ("gemm_bf16", "attention_gqa", "norm", "tiny")  # operator classes that every profile has
@@ -207,7 +211,9 @@ def _refuse_duplicates(text: str, where: str) -> None:
             for key, value in node.value:
                 if key.value in keys if isinstance(key, yaml.ScalarNode) else False:
                     line = key.start_mark.line + 1
-                    raise InputError(f"key {key.value!r} is given twice", where=f"{where}, line {line}", mend="keep one")
+                    raise InputError(
+                        f"key {key.value!r} is given twice", where=f"{where}, line {line}", mend="keep one"
+                    )
                 if isinstance(key, yaml.ScalarNode):
                     keys.add(key.value)
                 stack.append(value)
@@ -217,7 +223,7 @@ def _refuse_duplicates(text: str, where: str) -> None:
 
 
 def dump_profile(profile: Profile) -> str:
-    """The profile as YAML that `parse_profile` reads back: stable order, numbers before their source, lists in one line."""
+    """The profile as YAML that `parse_profile` reads back: stable order, numbers before their source, flat lists."""
     import yaml
 
     class Dumper(yaml.SafeDumper):
@@ -269,8 +275,8 @@ class Difference:
 
 
 def diff(a: Profile, b: Profile) -> list[Difference]:
-    """Every number in which the profiles differ, in the order of the profile; all-reduce curves at the sizes of `a` that
-    lie in the range of `b`, interpolated in log-log."""
+    """Every number in which the profiles differ, in the order of the profile; all-reduce curves at the sizes of `a`
+    that lie in the range of `b`, interpolated in log-log."""
     numbers_a, numbers_b = dict(_numbers(a)), dict(_numbers(b))
     found = [Difference(k, v, numbers_b.get(k)) for k, v in numbers_a.items() if numbers_b.get(k) != v]
     found += [Difference(k, None, v) for k, v in numbers_b.items() if k not in numbers_a]
@@ -298,7 +304,7 @@ def latency_us(curve: AllReduceCurve, size: float) -> float | None:
     if not curve.bytes[0] <= size <= curve.bytes[-1]:
         return None
     pairs = list(zip(curve.bytes, curve.latency_us, strict=True))
-    for (b0, t0), (b1, t1) in zip(pairs, pairs[1:], strict=False):
+    for (b0, t0), (b1, t1) in itertools.pairwise(pairs):
         if b0 <= size <= b1:
             share = (log(size) - log(b0)) / (log(b1) - log(b0))
             return exp(log(t0) + share * (log(t1) - log(t0)))

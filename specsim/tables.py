@@ -1,18 +1,19 @@
 """Operator tables of an installed `aiconfigurator_core` package, fitted to the rates and curves of a profile.
 
-The package is optional and only read: Parquet tables of measured operators, one folder for each system, operator, framework
-and version. Latency is in ms and message sizes are in elements of two bytes; here all becomes seconds and bytes. Small
-weights of a loop over one layer stay in the L2 cache, so only points with more bytes than that are fitted ("cold").
+The package is optional and only read: Parquet tables of measured operators, one folder for each system, operator,
+framework and version. Latency is in ms and message sizes are in elements of two bytes; here all becomes seconds and
+bytes. Small weights of a loop over one layer stay in the L2 cache, so bandwidth comes from points with more bytes than
+that ("cold").
 """
 
 from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,25 +29,28 @@ ELEMENT_BYTES = 2  # message sizes are counted in elements of half precision
 COLD_BYTES = 100e6  # stands in for an unknown L2
 GEMM_COLD_BYTES = 25e6  # the GEMM loop rotates some weights: below this they come from L2
 CURVE_BYTES = (512, 16 * 2**20)  # sizes kept of an all-reduce curve
-DECODE_STEPS = (500, 33_000)  # context lengths of the attention points, tokens
+GOOD_MEDIAN, WORST_MEDIAN = 0.08, 0.25  # median relative error of a fit: take it at once; refuse it
+LEAST_SHARE, MOST_SHARE = 0.3, 1.05  # of the memory bandwidth: less is not a read of the stored bytes, more is not cold
+LEAST_UNCERTAINTY = 0.05  # of one table's fit: what other boards of the same GPU differ by
+CURVE_UNCERTAINTY = 0.2  # between hosts, and between a loop and a layer
+OPTIONAL = ("window_size",)  # columns that older tables lack
 
 # Bytes of one weight, scales included, by the tables' name of the number format.
 WEIGHT_BYTES = {
     "bfloat16": 2.0,
     "fp8": 1.0,
     "fp8_block": 1.0 + 4 / 128**2,
-    "int8_wo": 1.0,
     "sq": 1.0,
     "int4_wo": 0.5 + 2 / 128,  # groups of 128, one 16-bit scale each
     "nvfp4": 0.5 + 1 / 16,
     "w4a16_mxfp4": 0.5 + 1 / 32,
 }
-# class -> (number format, kernel name must contain), in order of preference.
+# class -> the tables' names of its number format, in order of preference.
 GEMMS: dict[str, tuple[str, ...]] = {
     "gemm_bf16": ("bfloat16",),
     "gemm_fp8": ("fp8_block", "fp8"),
     "gemm_int4": ("int4_wo",),
-    "gemm_int8": ("sq", "int8_wo"),
+    "gemm_int8": ("sq",),
     "gemm_nvfp4": ("nvfp4",),
 }
 MOES: dict[str, tuple[str, ...]] = {
@@ -59,7 +63,8 @@ MOES: dict[str, tuple[str, ...]] = {
 UNGATED_TOPK = 22  # Nemotron-H experts have two matrices instead of three
 UNGATED_HIDDEN = 2688
 
-Columns = dict[str, NDArray[Any]]
+Floats = NDArray[Any]  # numbers or truth values
+Columns = dict[str, Floats]
 
 
 @dataclass
@@ -67,7 +72,9 @@ class Imported:
     """What a system's tables gave. `notes` says what was left out and why."""
 
     system: str
-    gpu: dict[str, Any]
+    gpu: dict[str, Any]  # datasheet figures, in the units of a profile
+    gpus: int = 1  # in a node
+    link: Literal["none", "nvlink", "pcie"] = "none"
     operators: dict[str, OperatorRate] = field(default_factory=dict)
     allreduce: list[AllReduceCurve] = field(default_factory=list)
     fits: dict[str, RateFit] = field(default_factory=dict)
@@ -87,8 +94,11 @@ def systems() -> list[str]:
     return sorted(p.name for p in (package_folder() / "data").iterdir() if p.is_dir())
 
 
-def read_table(path: Path, columns: tuple[str, ...] | None = None) -> Columns:
-    """Columns of one Parquet table as arrays. Raises InputError without pyarrow or when the file is damaged."""
+def read_table(path: Path, columns: tuple[str, ...]) -> Columns:
+    """Columns of one Parquet table as arrays; a column of OPTIONAL that is not there is all zero.
+
+    Raises InputError without pyarrow, when the file is damaged or when it lacks another column.
+    """
     try:
         import pyarrow.parquet as parquet
     except ImportError:
@@ -97,10 +107,12 @@ def read_table(path: Path, columns: tuple[str, ...] | None = None) -> Columns:
         table = parquet.read_table(path)
     except Exception as error:  # pyarrow raises its own family, OSError and ValueError
         raise InputError(f"is not a readable Parquet table: {type(error).__name__}", where=str(path)) from None
-    absent = [c for c in columns or () if c not in table.column_names]
-    if absent:
-        raise InputError(f"has no column {absent[0]!r}", where=str(path), mend="the table's layout is not known")
-    return {c: table.column(c).to_numpy() for c in columns or table.column_names}
+    absent = [c for c in columns if c not in table.column_names]
+    for name in absent:
+        if name not in OPTIONAL:
+            raise InputError(f"has no column {name!r}", where=str(path), mend="the table's layout is not known")
+    result = {c: table.column(c).to_numpy() for c in columns if c not in absent}
+    return result | {c: np.zeros(table.num_rows) for c in absent}
 
 
 def import_system(system: str, *, l2_mb: float | None = None, date: str = "2026", reference: str = PACKAGE) -> Imported:
@@ -114,12 +126,13 @@ def import_system(system: str, *, l2_mb: float | None = None, date: str = "2026"
         raise InputError(f"no tables of system {system!r}", mend=did_you_mean(system, known))
     root = package_folder()
     facts = read_yaml(root / f"{name}.yaml", "system description")
-    found = Imported(name, _gpu(facts if isinstance(facts, dict) else {}))
+    facts = facts if isinstance(facts, dict) else {}
+    node = facts.get("node") or {}
+    gpus = int(node.get("num_gpus_per_node", 1))
+    fast = node.get("intra_node_bw", 0) > node.get("pcie_bw", 0)
+    found = Imported(name, _gpu(facts), gpus, "none" if gpus < 2 else "nvlink" if fast else "pcie")
     reader = _Reader(root / "data" / name, found, (l2_mb or COLD_BYTES / 1e6) * 1e6, reference, date)
-    reader.gemms()
-    reader.experts()
-    reader.attention()
-    reader.linear()
+    reader.operators()
     found.allreduce = reader.curves()
     return found
 
@@ -129,11 +142,23 @@ def _gpu(facts: dict[str, Any]) -> dict[str, Any]:
     gpu = facts.get("gpu") or {}
     units = {"memory_gb": ("mem_capacity", 1e9), "bandwidth_gb_s": ("mem_bw", 1e9), "power_w": ("power", 1.0)}
     units["bf16_tflops"] = ("bfloat16_tc_flops", 1e12)
-    result = {k: round(float(gpu[name]) / unit, 1) for k, (name, unit) in units.items() if name in gpu}
+    result: dict[str, Any] = {k: round(float(gpu[name]) / unit, 1) for k, (name, unit) in units.items() if name in gpu}
     if "sm_version" in gpu:
         major, minor = divmod(int(gpu["sm_version"]), 10)
         result["compute_capability"] = f"{major}.{minor}"
     return result
+
+
+@dataclass(frozen=True)
+class _Points:
+    """Measured points of one operator class from one table: bytes, seconds, which were cached, and for the compute
+    limit the same of large row counts with their operations."""
+
+    sizes: Floats
+    seconds: Floats
+    source: Source
+    cached: Floats | None = None
+    large: tuple[Floats, Floats, Floats] | None = None  # bytes, seconds, operations
 
 
 class _Reader:
@@ -142,196 +167,176 @@ class _Reader:
     def __init__(self, root: Path, found: Imported, l2_bytes: float, reference: str, date: str) -> None:
         self.root, self.found, self.l2, self.reference, self.date = root, found, l2_bytes, reference, date
 
-    def tables(self, operator: str, table: str) -> Iterator[tuple[Path, str]]:
-        """Tables of an operator, best first: by framework, then newest version. Yields path and 'framework version'."""
-        for framework in FRAMEWORKS:
-            folder = self.root / operator / framework
-            versions = sorted(folder.iterdir(), key=_version, reverse=True) if folder.is_dir() else []
-            for version in versions:
-                path = version / f"{table}.parquet"
-                if path.is_file():
-                    yield path, f"{framework} {version.name}"
+    def operators(self) -> None:
+        """Fit every class that has a table. One that cannot be read or fitted is noted and the next one tried."""
+        for name, formats in GEMMS.items():
+            self.keep(name, self.gemm(formats))
+        for name, formats in MOES.items():
+            self.keep(name, self.experts(formats))
+        self.keep("attention_gqa", self.gqa())
+        self.keep("attention_mla", self.mla())
+        self.keep("attention_linear", self.linear())
 
-    def source(self, operator: str, table: str, version: str, detail: str) -> Source:
-        where = f"{self.reference} {self.found.system}/{operator}/{table} ({version}; {detail})"
-        return Source(kind="published", reference=where, date=self.date)
-
-    def keep(self, name: str, fit: RateFit, source: Source, peak: float | None = None, note: str = "") -> None:
+    def keep(self, name: str, candidates: Iterator[_Points]) -> None:
+        """Keep the first candidate that fits well; else the best that fits at all and is physically possible."""
+        tried: list[tuple[float, RateFit, _Points]] = []
+        problems = []
+        for points in candidates:
+            try:
+                fit = fit_rate(points.sizes, points.seconds, cached=points.cached, where=f"{self.found.system} {name}")
+                self._check(fit, points.source.reference)
+            except InputError as error:
+                problems.append(str(error))
+                continue
+            tried.append((fit.median, fit, points))
+            if fit.median <= GOOD_MEDIAN:
+                break
+        if not tried:
+            self.found.notes += [f"{name} left out: {problem}" for problem in problems[:1]]
+            return
+        _, fit, points = min(tried, key=lambda t: t[0])
+        peak = fit_peak(fit, *points.large) if points.large else None
         self.found.fits[name] = fit
         self.found.operators[name] = OperatorRate(
             fixed_us=float(f"{fit.fixed_s * 1e6:.3g}"),
             bandwidth_gb_s=float(f"{fit.bytes_per_s / 1e9:.4g}"),
             peak_tflops=float(f"{peak / 1e12:.3g}") if peak else None,
-            relative_uncertainty=float(f"{max(fit.relative_uncertainty, 0.03):.2g}"),
-            source=source,
-            note=f"{fit.points} points, median error {fit.median:.1%}, fixed +- {fit.fixed_error_s * 1e6:.2g} us"
-            + (f"; {note}" if note else ""),
+            relative_uncertainty=float(f"{max(fit.relative_uncertainty, LEAST_UNCERTAINTY):.2g}"),
+            source=points.source,
+            note=f"{fit.points} points, median error {fit.median:.1%}, fixed +- {fit.fixed_error_s * 1e6:.2g} us",
         )
 
-    def first(self, name: str, attempts: Iterator[Callable[[], None]]) -> None:
-        """Take the first attempt that fits; note why the others failed."""
-        reasons = []
-        for attempt in attempts:
-            try:
-                return attempt()
-            except InputError as error:
-                reasons.append(str(error))
-        if reasons:
-            self.found.notes.append(f"{name}: {reasons[0]}")
-        return None
+    def _check(self, fit: RateFit, where: str) -> None:
+        """Refuse what no cold read shows: more than the memory gives, far less, or a fit that explains nothing."""
+        share = fit.bytes_per_s / 1e9 / self.found.gpu.get("bandwidth_gb_s", fit.bytes_per_s / 1e9)
+        if not LEAST_SHARE <= share <= MOST_SHARE:
+            raise InputError(f"reads at {share:.0%} of the memory bandwidth", where=where)
+        if fit.median > WORST_MEDIAN:
+            raise InputError(f"misses the measured times by {fit.median:.0%} (median)", where=where)
 
-    # --- linear layers ------------------------------------------------------------------------------------------
+    def tables(self, operator: str, table: str, *columns: str) -> Iterator[tuple[Columns, str]]:
+        """Columns of the operator's tables and 'framework version', best first: by framework, then newest version."""
+        for framework in FRAMEWORKS:
+            for version in _versions(self.root / operator / framework):
+                path = version / f"{table}.parquet"
+                if path.is_file():
+                    try:
+                        yield read_table(path, columns), f"{framework} {version.name}"
+                    except InputError as error:
+                        self.found.notes.append(str(error))
 
-    def gemms(self) -> None:
+    def source(self, operator: str, table: str, version: str, detail: str) -> Source:
+        where = f"{self.reference} {self.found.system}/{operator}/{table} ({version}; {detail})"
+        return Source(kind="published", reference=where, date=self.date)
+
+    def gemm(self, formats: tuple[str, ...]) -> Iterator[_Points]:
         """Linear layers: bytes are the weights'. Fixed and bandwidth from 2 to 16 rows, the peak from 512 and more."""
-        cache: dict[Path, Columns] = {}
-        for name, formats in GEMMS.items():
+        for number in formats:
+            for c, version in self.tables("gemm", "gemm_perf", "gemm_dtype", "m", "n", "k", "latency"):
+                size = c["n"].astype(float) * c["k"] * WEIGHT_BYTES[number]
+                usable = (c["gemm_dtype"] == number) & (c["n"] >= 512) & (c["k"] >= 512) & (size > GEMM_COLD_BYTES)
+                few = usable & (c["m"] >= 2) & (c["m"] <= 16)
+                many = usable & (c["m"] >= 512)
+                seconds, flops = c["latency"] * 1e-3, 2.0 * c["m"] * c["n"] * c["k"]
+                detail = f"{number}, 2 to 16 rows, weights above {GEMM_COLD_BYTES / 1e6:.0f} MB"
+                source = self.source("gemm", "gemm_perf", version, detail)
+                if few.any():
+                    large = (size[many], seconds[many], flops[many])
+                    yield _Points(size[few], seconds[few], source, large=large)
 
-            def attempts(name: str = name, formats: tuple[str, ...] = formats) -> Iterator[Callable[[], None]]:
-                for number in formats:
-                    for path, version in self.tables("gemm", "gemm_perf"):
-                        if path not in cache:
-                            cache[path] = read_table(path, ("gemm_dtype", "m", "n", "k", "latency"))
-                        if (cache[path]["gemm_dtype"] == number).any():
-                            yield lambda c=cache[path], v=version, f=number: self._gemm(name, c, v, f)  # type: ignore[misc]
-
-            self.first(name, attempts())
-
-    def _gemm(self, name: str, c: Columns, version: str, number: str) -> None:
-        wide = (c["gemm_dtype"] == number) & (c["n"] >= 512) & (c["k"] >= 512)
-        size = c["n"].astype(float) * c["k"] * WEIGHT_BYTES[number]
-        seconds = c["latency"] * 1e-3
-        few = wide & (size > GEMM_COLD_BYTES) & (c["m"] >= 2) & (c["m"] <= 16)
-        fit = fit_rate(size[few], seconds[few], where=f"{self.found.system} {name}")
-        many = wide & (size > GEMM_COLD_BYTES) & (c["m"] >= 512)
-        flops = 2.0 * c["m"] * c["n"] * c["k"]
-        peak = fit_peak(fit, size[many], seconds[many], flops[many])
-        detail = f"{number}, 2 to 16 rows, weights above {GEMM_COLD_BYTES / 1e6:.0f} MB"
-        self.keep(name, fit, self.source("gemm", "gemm_perf", version, detail), peak)
-
-    # --- routed experts -----------------------------------------------------------------------------------------
-
-    def experts(self) -> None:
+    def experts(self, formats: tuple[str, ...]) -> Iterator[_Points]:
         """The fused routed-expert path: bytes = distinct experts x three matrices. Balanced routing, for which the
         number of distinct experts is known: min(experts, rows x top-k)."""
-        columns = ("moe_dtype", "kernel_source", "num_tokens", "hidden_size", "inter_size", "topk", "num_experts")
-        columns += ("moe_tp_size", "moe_ep_size", "distribution", "latency")
-        cache: dict[Path, Columns] = {}
-        for name, formats in MOES.items():
+        names = "moe_dtype kernel_source num_tokens hidden_size inter_size topk num_experts moe_tp_size moe_ep_size"
+        columns = (*names.split(), "distribution", "latency")
+        for number in formats:
+            for c, version in self.tables("moe", "moe_perf", *columns):
+                shard = c["inter_size"] / c["moe_tp_size"]
+                usable = (c["moe_dtype"] == number) & (c["distribution"] == "balanced") & (c["moe_ep_size"] == 1)
+                usable &= (c["num_tokens"] <= 64) & (c["num_experts"] >= 64) & (shard >= 192) & (shard <= 1024)
+                usable &= (c["topk"] != UNGATED_TOPK) & (c["hidden_size"] != UNGATED_HIDDEN)
+                distinct = np.minimum(c["num_experts"], c["num_tokens"].astype(float) * c["topk"])
+                size = distinct * 3 * c["hidden_size"] * shard * WEIGHT_BYTES[number]
+                cached = size < 0.6 * self.l2
+                usable &= cached | (size > self.l2)
+                for kernel in _by_count(c["kernel_source"][usable]):
+                    rows = usable & (c["kernel_source"] == kernel)
+                    detail = f"{kernel}, {number}, balanced, bandwidth from experts above {self.l2 / 1e6:.0f} MB"
+                    source = self.source("moe", "moe_perf", version, detail)
+                    yield _Points(size[rows], c["latency"][rows] * 1e-3, source, cached[rows])
 
-            def attempts(name: str = name, formats: tuple[str, ...] = formats) -> Iterator[Callable[[], None]]:
-                for number in formats:
-                    for path, version in self.tables("moe", "moe_perf"):
-                        if path not in cache:
-                            cache[path] = read_table(path, columns)
-                        c = cache[path]
-                        for kernel in _by_count(c["kernel_source"][c["moe_dtype"] == number]):
-                            yield lambda c=c, v=version, f=number, k=kernel: self._moe(name, c, v, f, k)  # type: ignore[misc]
-
-            self.first(name, attempts())
-
-    def _moe(self, name: str, c: Columns, version: str, number: str, kernel: str) -> None:
-        shard = c["inter_size"] / c["moe_tp_size"]
-        rows = (c["moe_dtype"] == number) & (c["kernel_source"] == kernel) & (c["distribution"] == "balanced")
-        rows &= (c["moe_ep_size"] == 1) & (c["num_tokens"] <= 64) & (c["num_experts"] >= 64)
-        rows &= (shard >= 192) & (shard <= 1024) & (c["topk"] != UNGATED_TOPK) & (c["hidden_size"] != UNGATED_HIDDEN)
-        distinct = np.minimum(c["num_experts"], c["num_tokens"].astype(float) * c["topk"])
-        size = distinct * 3 * c["hidden_size"] * shard * WEIGHT_BYTES[number]
-        cached = size < 0.6 * self.l2
-        rows &= cached | (size > self.l2)
-        seconds = c["latency"] * 1e-3
-        fit = fit_rate(size[rows], seconds[rows], cached=cached[rows], where=f"{self.found.system} {name} ({kernel})")
-        detail = f"{kernel}, {number}, balanced routing, bandwidth from more than {self.l2 / 1e6:.0f} MB of experts"
-        self.keep(name, fit, self.source("moe", "moe_perf", version, detail))
-
-    # --- attention ----------------------------------------------------------------------------------------------
-
-    def attention(self) -> None:
-        """One decode attention call: bytes are the KV cache read. Contexts so short that bytes cost nothing give the
-        fixed time, and contexts beyond twice the L2 the bandwidth."""
-        self.first("attention_gqa", self._gqa_attempts())
-        self.first("attention_mla", self._mla_attempts())
-
-    def _gqa_attempts(self) -> Iterator[Callable[[], None]]:
+    def gqa(self) -> Iterator[_Points]:
+        """One decode attention call: bytes are the KV cache read. Contexts so short that bytes cost next to nothing
+        give the fixed time, and those beyond twice the L2 the bandwidth."""
+        table = "generation_attention_perf"
         columns = ("kernel_source", "batch_size", "num_heads", "num_key_value_heads", "head_dim", "kv_cache_dtype")
-        for path, version in self.tables("attention", "generation_attention_perf"):
-            c = read_table(path, (*columns, "step", "window_size", "latency"))
-            for kernel in _by_count(c["kernel_source"]):
-                rows = (c["kernel_source"] == kernel) & (c["head_dim"] == 128) & (c["window_size"] == 0)
-                rows &= (c["kv_cache_dtype"] == "bfloat16") & (c["num_heads"] >= 4 * c["num_key_value_heads"])
-                size = c["batch_size"] * (c["step"] + 1.0) * c["num_key_value_heads"] * 128 * 2 * 2
-                detail = f"{kernel}, head size 128, bf16 cache"
-                source = self.source("attention", "generation_attention_perf", version, detail)
-                yield lambda c=c, r=rows, s=size, o=source: self._attention("attention_gqa", c, r, s, o)  # type: ignore[misc]
+        for c, version in self.tables("attention", table, *columns, "step", "window_size", "latency"):
+            usable = (c["head_dim"] == 128) & (c["window_size"] == 0) & (c["kv_cache_dtype"] == "bfloat16")
+            usable &= c["num_heads"] >= 4 * c["num_key_value_heads"]
+            size = c["batch_size"] * (c["step"] + 1.0) * c["num_key_value_heads"] * 128 * 2 * 2
+            yield from self._attention(c, usable, size, "attention", table, version, "head size 128, bf16 cache")
 
-    def _mla_attempts(self) -> Iterator[Callable[[], None]]:
-        for path, version in self.tables("mla", "generation_mla_perf"):
-            c = read_table(path, ("kernel_source", "num_heads", "batch_size", "kv_cache_dtype", "step", "latency"))
-            for kernel in _by_count(c["kernel_source"]):
-                rows = (c["kernel_source"] == kernel) & (c["kv_cache_dtype"] == "bfloat16") & (c["num_heads"] <= 16)
-                rows &= c["num_heads"] >= 8
-                size = c["batch_size"] * (c["step"] + 1.0) * (512 + 64) * 2
-                source = self.source("mla", "generation_mla_perf", version, f"{kernel}, 8 to 16 heads, bf16 cache")
-                yield lambda c=c, r=rows, s=size, o=source: self._attention("attention_mla", c, r, s, o)  # type: ignore[misc]
+    def mla(self) -> Iterator[_Points]:
+        """As `gqa`, for multi-head latent attention with 8 to 16 heads a rank: 512 + 64 values a token."""
+        table = "generation_mla_perf"
+        columns = ("kernel_source", "num_heads", "batch_size", "kv_cache_dtype", "step", "latency")
+        for c, version in self.tables("mla", table, *columns):
+            usable = (c["kv_cache_dtype"] == "bfloat16") & (c["num_heads"] >= 8) & (c["num_heads"] <= 16)
+            size = c["batch_size"] * (c["step"] + 1.0) * (512 + 64) * 2
+            yield from self._attention(c, usable, size, "mla", table, version, "8 to 16 heads, bf16 cache")
 
-    def _attention(self, name: str, c: Columns, rows: NDArray[Any], size: NDArray[Any], source: Source) -> None:
+    def _attention(
+        self, c: Columns, usable: Floats, size: Floats, operator: str, table: str, version: str, detail: str
+    ) -> Iterator[_Points]:
         step = c["step"] + 1
-        usual = rows & (step >= DECODE_STEPS[0]) & (c["batch_size"] <= 64)
-        short = usual & (step <= 2048) & (size < 0.05 * self.l2)
-        cold = usual & (size > 2 * self.l2)
-        chosen = short | cold
-        fit = fit_rate(size[chosen], c["latency"][chosen] * 1e-3, where=f"{self.found.system} {name}")
-        self.keep(name, fit, source)
+        usable = usable & (step >= 500) & (c["batch_size"] <= 64)
+        usable &= ((step <= 2048) & (size < 0.05 * self.l2)) | (size > 2 * self.l2)
+        for kernel in _by_count(c["kernel_source"][usable]):
+            rows = usable & (c["kernel_source"] == kernel)
+            source = self.source(operator, table, version, f"{kernel}, {detail}")
+            yield _Points(size[rows], c["latency"][rows] * 1e-3, source)
 
-    def linear(self) -> None:
+    def linear(self) -> Iterator[_Points]:
         """The recurrent step of linear attention with its convolution: bytes are the state, read and written."""
-
-        def attempts() -> Iterator[Callable[[], None]]:
-            for path, version in self.tables("linear_attention", "gdn_perf"):
-                c = read_table(path)
-                source = self.source("linear_attention", "gdn_perf", version, "recurrent step and convolution, fp32 state")
-                yield lambda c=c, s=source: self._linear(c, s)  # type: ignore[misc]
-
-        self.first("attention_linear", attempts())
-
-    def _linear(self, c: Columns, source: Source) -> None:
         keys = ("batch_size", "num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim", "model_name")
-        parts: dict[tuple[Any, ...], dict[str, float]] = {}
-        for i in np.flatnonzero(c["phase"] == "generation"):
-            parts.setdefault(tuple(c[k][i] for k in keys), {})[c["kernel_source"][i]] = float(c["latency"][i])
-        both = {k: sum(v.values()) for k, v in parts.items() if len(v) == 2}
-        state = np.array([float(k[0]) * k[2] * k[3] * k[4] * 4 * 2 for k in both])
-        seconds = np.array(list(both.values())) * 1e-3
-        chosen = (state < 0.05 * self.l2) | (state > 2 * self.l2)
-        self.keep("attention_linear", fit_rate(state[chosen], seconds[chosen], where="attention_linear"), source)
+        for c, version in self.tables("linear_attention", "gdn_perf", *keys, "phase", "kernel_source", "latency"):
+            parts: dict[tuple[Any, ...], dict[str, float]] = {}
+            for i in np.flatnonzero(c["phase"] == "generation"):
+                parts.setdefault(tuple(c[k][i] for k in keys), {})[c["kernel_source"][i]] = float(c["latency"][i])
+            both = {k: sum(v.values()) for k, v in parts.items() if len(v) == 2}
+            state = np.array([float(k[0]) * k[2] * k[3] * k[4] * 4 * 2 for k in both])
+            seconds = np.array(list(both.values())) * 1e-3
+            rows = (state < 0.05 * self.l2) | (state > 2 * self.l2)
+            detail = "recurrent step and convolution, fp32 state"
+            source = self.source("linear_attention", "gdn_perf", version, detail)
+            yield _Points(state[rows], seconds[rows], source)
 
     # --- all-reduce ---------------------------------------------------------------------------------------------
 
     def curves(self) -> list[AllReduceCurve]:
         """The newest curve of each implementation, rank count and mode; SGLang's before vLLM's and TensorRT-LLM's."""
         found: dict[tuple[str, int, str], AllReduceCurve] = {}
-        for path, version in self.tables("comm", "custom_allreduce_perf"):
-            c = read_table(path, ("kernel_source", "num_gpus", "message_size", "latency"))
+        columns = ("kernel_source", "num_gpus", "message_size", "latency")
+        for c, version in self.tables("comm", "custom_allreduce_perf", *columns):
             for kernel in _by_count(c["kernel_source"]):
-                mode = "eager" if kernel.endswith("_eager") else "graph"
                 implementation = "trtllm" if kernel.startswith("TRTLLM") else "custom"
                 if implementation == "trtllm" and not version.startswith("trtllm"):
                     continue  # a copy of TensorRT-LLM's table under another name
+                mode = "eager" if kernel.endswith("_eager") else "graph"
                 self._curves(found, c, c["kernel_source"] == kernel, implementation, mode, version, kernel)
-        folder = self.root / "comm" / "nccl"
-        for version in sorted(folder.iterdir(), key=_version, reverse=True) if folder.is_dir() else []:
-            path = version / "nccl_perf.parquet"
+        for folder in _versions(self.root / "comm" / "nccl"):
+            path = folder / "nccl_perf.parquet"
             if path.is_file():
                 c = read_table(path, ("nccl_dtype", "op_name", "num_gpus", "message_size", "latency"))
                 rows = (c["nccl_dtype"] == "half") & (c["op_name"] == "all_reduce")
-                self._curves(found, c, rows, "nccl", "graph", f"nccl {version.name}", "back-to-back loop")
+                self._curves(found, c, rows, "nccl", "graph", f"nccl {folder.name}", "back-to-back loop")
         return [found[k] for k in sorted(found)]
 
     def _curves(
         self,
         found: dict[tuple[str, int, str], AllReduceCurve],
         c: Columns,
-        rows: NDArray[Any],
+        rows: Floats,
         implementation: str,
         mode: str,
         version: str,
@@ -345,38 +350,32 @@ class _Reader:
                 continue
             table = "nccl_perf" if version.startswith("nccl") else "custom_allreduce_perf"
             sizes = np.unique(size[here])
-            times = [float(np.median(c["latency"][here & (size == b)])) * 1e3 for b in sizes]
+            times = np.array([float(np.median(c["latency"][here & (size == b)])) * 1e3 for b in sizes])
+            times = _without_spikes(times)
             found[key] = AllReduceCurve(
                 implementation=implementation,
                 ranks=int(ranks),
                 mode="eager" if mode == "eager" else "graph",
                 bytes=[int(b) for b in sizes],
                 latency_us=[float(f"{t:.3g}") for t in times],
-                relative_uncertainty=0.15,
+                relative_uncertainty=CURVE_UNCERTAINTY,
                 source=self.source("comm", table, version, detail),
             )
 
 
 def small_kernels(system: str) -> dict[str, float]:
-    """Times in seconds of the smallest kernels in the system's tables, to scale what no table holds: `convolution`
-    (one row's causal convolution update) and `quantize` (per-row fp8 scaling of a row of 7168). Absent ones are left out."""
-    root = package_folder() / "data" / system
-    reader = _Reader(root, Imported(system, {}), COLD_BYTES, PACKAGE, "2026")
+    """Seconds of the smallest kernels in the system's tables, to scale what no table holds: `convolution` (one row's
+    causal convolution update) and `quantize` (fp8 scaling of one row of 7168). Absent ones are left out."""
+    reader = _Reader(package_folder() / "data" / system, Imported(system, {}), COLD_BYTES, PACKAGE, "2026")
     result = {}
-    for path, _ in reader.tables("linear_attention", "gdn_perf"):
-        c = read_table(path, ("kernel_source", "batch_size", "latency"))
+    for c, _ in reader.tables("linear_attention", "gdn_perf", "kernel_source", "batch_size", "latency"):
         rows = (c["kernel_source"] == "causal_conv1d_update") & (c["batch_size"] == 1)
-        if rows.any():
+        if rows.any() and "convolution" not in result:
             result["convolution"] = float(np.median(c["latency"][rows])) * 1e-3
-            break
-    for path, version in reader.tables("quantize", "scale_matrix_perf"):
-        if not version.startswith("sglang"):
-            continue
-        c = read_table(path, ("m", "k", "latency"))
+    for c, version in reader.tables("quantize", "scale_matrix_perf", "m", "k", "latency"):
         rows = (c["m"] == 1) & (c["k"] == 7168)
-        if rows.any():
+        if rows.any() and version.startswith("sglang") and "quantize" not in result:
             result["quantize"] = float(np.median(c["latency"][rows])) * 1e-3
-            break
     return result
 
 
@@ -391,3 +390,16 @@ def _version(path: Path) -> tuple[tuple[int, ...], str]:
     plain = path.name.split("rc")[0]
     numbers = tuple(int(n) for n in re.findall(r"\d+", plain))
     return numbers, f"0{path.name}" if "rc" in path.name else f"1{path.name}"
+
+
+def _versions(folder: Path) -> list[Path]:
+    """Version folders, the newest first."""
+    return sorted(folder.iterdir(), key=_version, reverse=True) if folder.is_dir() else []
+
+
+def _without_spikes(times: Floats) -> Floats:
+    """Times over growing sizes without lone outliers (a running median of three) and never falling."""
+    padded = np.concatenate([[0.0], times, [np.inf]])
+    calm = np.median(np.stack([padded[:-2], padded[1:-1], padded[2:]]), axis=0)
+    rising: Floats = np.sqrt(np.maximum.accumulate(calm) * np.minimum.accumulate(calm[::-1])[::-1])
+    return rising
