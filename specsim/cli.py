@@ -32,7 +32,9 @@ class _LazyGroup(click.Group):
         command: click.Command = importlib.import_module(f"specsim.commands.{name}").command
         return command
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             from specsim.errors import InputError, did_you_mean
 
@@ -77,7 +79,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
         if isinstance(error, SpecsimError):
             _fail(error, str(error), error.exit_code, debug)
-        _fail(error, f"unexpected {type(error).__name__}: {error} (this is a bug; run again with --debug and report it)", 1, debug)
+        _fail(
+            error,
+            f"unexpected {type(error).__name__}: {error} (this is a bug; run again with --debug and report it)",
+            1,
+            debug,
+        )
 
 
 def _fail(error: BaseException, message: str, code: int, debug: bool) -> None:

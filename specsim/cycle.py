@@ -102,16 +102,24 @@ def _pass(s: Scenario, model: Model, machine: Machine, tokens: Array, phase: str
     captured = s.captured.get(phase, ())
     if in_graph and captured:
         padded = s.engine.padded_batch(share, captured)
-        graph = _cost(s, model, machine, Load(share, tokens, s.context, padded, routing), network, phase, fc=fc, graph=True)
+        graph = _cost(
+            s, model, machine, Load(share, tokens, s.context, padded, routing), network, phase, fc=fc, graph=True
+        )
         above = share > max(captured)
         if not np.any(above):
             return graph
-        eager = _cost(s, model, machine, Load(share, tokens, s.context, None, routing), network, phase, fc=fc, graph=False)
+        eager = _cost(
+            s, model, machine, Load(share, tokens, s.context, None, routing), network, phase, fc=fc, graph=False
+        )
         return eager if np.all(above) else _chosen(above, eager, graph)
-    return _cost(s, model, machine, Load(share, tokens, s.context, None, routing), network, phase, fc=fc, graph=in_graph)
+    return _cost(
+        s, model, machine, Load(share, tokens, s.context, None, routing), network, phase, fc=fc, graph=in_graph
+    )
 
 
-def _cost(s: Scenario, model: Model, machine: Machine, load: Load, network: Network, phase: str, *, fc: bool, graph: bool) -> Cost:
+def _cost(
+    s: Scenario, model: Model, machine: Machine, load: Load, network: Network, phase: str, *, fc: bool, graph: bool
+) -> Cost:
     p: Pass = build(model, s.parallel, s.engine, graph, fc=fc)
     return cost(p, load, machine, s.engine, network, graph=graph, verify=phase in ("verify", "extend"))
 

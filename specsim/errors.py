@@ -1,8 +1,8 @@
 """The errors that reach people: one line that says what is wrong, where, and the mend.
 
-    SpecsimError
-     ├── InputError   bad input: exit code 2
-     └── WorkError    the work could not be done (a server died, a GPU is broken): exit code 1
+SpecsimError
+ ├── InputError   bad input: exit code 2
+ └── WorkError    the work could not be done (a server died, a GPU is broken): exit code 1
 """
 
 from __future__ import annotations

@@ -26,7 +26,9 @@ def read_text(path: Path, what: str, limit: int = MAX_BYTES) -> str:
     except UnicodeDecodeError as error:
         raise InputError(f"is not UTF-8 text (byte {error.start})", where=str(path), mend=f"give a {what}") from None
     except (OSError, ValueError) as error:  # ValueError: a null byte in the path
-        raise InputError(f"cannot be read: {error}", where=repr(str(path)), mend="check the path and its rights") from None
+        raise InputError(
+            f"cannot be read: {error}", where=repr(str(path)), mend="check the path and its rights"
+        ) from None
 
 
 def read_json(path: Path, what: str = "JSON file") -> Any:

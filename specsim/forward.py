@@ -120,7 +120,14 @@ def attention_core(a: Attention, ranks: int, kv_bytes: float, kernels: float) ->
     keys: Feature = KeyTokens(limit)
     if a.sparse_tokens:
         index = {KeyTokens(limit): a.index_dim * INDEX_BYTES}
-        yield Operator("attention", "attention_sparse", 1, kernels, index, {QueryKeyPairs(limit): 2.0 * a.index_heads * a.index_dim})
+        yield Operator(
+            "attention",
+            "attention_sparse",
+            1,
+            kernels,
+            index,
+            {QueryKeyPairs(limit): 2.0 * a.index_heads * a.index_dim},
+        )
         limit = min(a.sparse_tokens, limit or a.sparse_tokens)
         keys = QueryKeyPairs(limit)
     flops = {QueryKeyPairs(limit): 2.0 * heads * width}
@@ -192,7 +199,9 @@ def allreduce(bytes_a_row: float) -> Operator:
     return Operator("allreduce", "allreduce", 1, 1, message={ROWS: bytes_a_row})
 
 
-def build(model: Model, parallel: Parallel, engine: Engine, graph: bool, *, head: bool = True, fc: bool = False) -> Pass:
+def build(
+    model: Model, parallel: Parallel, engine: Engine, graph: bool, *, head: bool = True, fc: bool = False
+) -> Pass:
     """All operators of a pass through the model's layers, its head and, for a drafter, its fc."""
     operators: list[Operator] = []
     for layer, n in model.layers:
@@ -222,13 +231,15 @@ class Network:
     options: Mapping[str, object]
 
 
-def cost(p: Pass, load: Load, machine: Machine, engine: Engine, network: Network, *, graph: bool, verify: bool = False) -> Cost:
+def cost(
+    p: Pass, load: Load, machine: Machine, engine: Engine, network: Network, *, graph: bool, verify: bool = False
+) -> Cost:
     """Seconds of a pass.
 
     In a graph: the operators, the engine's corrections a kernel, row and layer, and one graph launch. Eager:
     max(GPU time, kernels x launch cost) + eager all-reduces.
     """
-    features: dict[object, Array] = {}
+    features: dict[Feature, Array] = {}
     n = load.ndim
     seconds: dict[str, Array] = {}
     calls: dict[str, float] = {}
@@ -265,7 +276,9 @@ def cost(p: Pass, load: Load, machine: Machine, engine: Engine, network: Network
     return Cost(seconds, calls, moved, source)
 
 
-def allreduce_seconds(message: Array, machine: Machine, engine: Engine, network: Network, *, graph: bool) -> tuple[Array, str]:
+def allreduce_seconds(
+    message: Array, machine: Machine, engine: Engine, network: Network, *, graph: bool
+) -> tuple[Array, str]:
     """Seconds of one all-reduce of `message` bytes, each size served by the implementation that the engine picks."""
     mode = "graph" if graph else "eager"
     n = np.ndim(message)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.engines import Engine
-from specsim.ops import Curve, Load, Operator, Rate
+from specsim.ops import Curve, Feature, Linear, Load, Operator, Rate
 from specsim.profiles import AllReduceCurve, Group, Profile
 
 Array = NDArray[np.float64]
@@ -62,7 +62,7 @@ class Machine:
         """The first implementation of `preference` that is known for `ranks` and `mode`; see `nearest_curve`."""
         return nearest_curve(self.curves, preference, ranks, mode)
 
-    def price(self, operator: Operator, load: Load, features: dict[object, Array]) -> Array:
+    def price(self, operator: Operator, load: Load, features: dict[Feature, Array]) -> Array:
         """Seconds of all the operator's calls but all-reduces. `features` caches what the load's features are worth."""
         rate = self.rate(operator.rate)
         n = load.ndim
@@ -72,12 +72,12 @@ class Machine:
         return np.asarray(operator.calls * lift(rate.fixed_s, n) + work)
 
 
-def total(linear: Mapping[object, float], load: Load, features: dict[object, Array]) -> Array:  # type: ignore[type-arg]
-    """The value of a linear form of the load's features."""
+def total(linear: Linear, load: Load, features: dict[Feature, Array]) -> Array:
+    """The value of a linear form of the load's features; `features` caches theirs."""
     amount: Array = np.asarray(0.0)
     for feature, coefficient in linear.items():
         if feature not in features:
-            features[feature] = np.asarray(feature.of(load), dtype=float)  # type: ignore[attr-defined]
+            features[feature] = np.asarray(feature.of(load), dtype=np.float64)
         amount = amount + coefficient * features[feature]
     return amount
 
@@ -87,7 +87,9 @@ def lift(parameter: Array, ndim: int) -> Array:
     return parameter.reshape(parameter.shape + (1,) * ndim) if parameter.ndim else parameter
 
 
-def nearest_curve(curves: Mapping[tuple[str, int, str], Curve], preference: tuple[str, ...], ranks: int, mode: str) -> Curve:
+def nearest_curve(
+    curves: Mapping[tuple[str, int, str], Curve], preference: tuple[str, ...], ranks: int, mode: str
+) -> Curve:
     """The curve to use, or the nearest: another implementation, then the next rank count (larger first)."""
     known = {r for _, r, _ in curves}
     for r in sorted(known, key=lambda r: (r != ranks, r < ranks, abs(r - ranks))):
@@ -131,7 +133,9 @@ def build(profile: Profile, engine: Engine, *, samples: int = 0, seed: int = 0) 
         )
         for name, rate in profile.operators.items()
     }
-    curves = {(c.implementation, c.ranks, c.mode): _curve(c, positive(1.0, c)) for c in profile.allreduce}
+    curves: dict[tuple[str, int, str], Curve] = {
+        (c.implementation, c.ranks, c.mode): _curve(c, positive(1.0, c)) for c in profile.allreduce
+    }
     fitted = profile.engines.get(engine.name)
     terms: dict[str, Array] = {}
     for name, term in engine.terms.items():

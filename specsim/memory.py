@@ -41,7 +41,9 @@ def rank_weights(model: Model, parallel: Parallel) -> float:
     tp = parallel.tp
     total = 0.0
     for layer, n in model.layers:
-        dense = sum(weight_bytes(p, parallel.attention) for p in layer.mixer) + sum(weight_bytes(p, tp) for p in layer.ffn)
+        dense = sum(weight_bytes(p, parallel.attention) for p in layer.mixer) + sum(
+            weight_bytes(p, tp) for p in layer.ffn
+        )
         if layer.experts is not None:
             e = layer.experts
             dense += sum(weight_bytes(p, tp) for p in e.shared) + (weight_bytes(e.router, 1) if e.router else 0.0)

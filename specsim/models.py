@@ -63,7 +63,9 @@ class Attention:
     kind: "gqa" (K and V of `kv_heads` heads), "mla" (one latent of `kv_lora_rank` + `rope_dim` values a token, the
     same on every rank), "linear" (a fixed state a sequence: Mamba, gated delta net, KDA) or "conv" (short convolution).
     `window` bounds the tokens read (sliding or chunked attention); `sparse_tokens` the tokens that an indexer selects
-    (DeepSeek sparse attention), which itself reads `index_dim` values of every token.
+    (DeepSeek sparse attention), which itself reads `index_dim` values of every token. `compress` tokens share one cache
+    entry (DeepSeek-V4): the entries read are those of the compressed history, `sparse_tokens` of them at most, and the
+    `window` most recent tokens uncompressed.
     """
 
     kind: str
@@ -79,13 +81,14 @@ class Attention:
     index_dim: int = 0
     state_values: int = 0  # values of recurrent state a sequence and layer, all heads ("linear", "conv")
     shares_kv: bool = False  # reads another layer's cache and keeps none of its own (Gemma-3n and -4)
+    compress: int = 1
 
     def kv_values_per_token(self) -> int:
         """Cache values one token adds in this layer, all KV heads; the indexer's keys included."""
         if self.shares_kv or self.kind in ("linear", "conv"):
             return 0
         if self.kind == "mla":
-            return self.kv_lora_rank + self.rope_dim + self.index_dim
+            return (self.kv_lora_rank + self.rope_dim + self.index_dim) // self.compress
         return self.kv_heads * (self.head_dim + (self.v_head_dim or self.head_dim)) + self.index_dim
 
 
@@ -162,17 +165,19 @@ class Layer:
 
 @dataclass(frozen=True)
 class DraftShape:
-    """What makes a model a drafter. `kind`: "eagle", "eagle3", "mtp", "dflash", "dspark", "model".
+    """What makes a model a drafter. `kind`: "eagle", "eagle3", "peagle", "mtp", "dflash", "dspark", "domino", "model".
 
     `fc` joins hidden states of the target (EAGLE: once a draft extend for EAGLE-3, every step for EAGLE and MTP);
     `target_hidden` is the width of the target that it was trained for (0 = its own); `block` the tokens that a
-    block drafter emits in one pass.
+    block drafter emits in one pass; `token_heads` small matrices that run once for each drafted token after the pass
+    (DSpark's Markov head, Domino's recurrence).
     """
 
     kind: str
     fc: Projection | None = None
     target_hidden: int = 0
     block: int = 0
+    token_heads: tuple[Projection, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -200,6 +205,12 @@ class Model:
     warnings: tuple[str, ...] = field(default=(), compare=False)
     source: str = ""
 
+    def draft_projections(self) -> tuple[Projection, ...]:
+        """The matrices that a drafter has beside layers, embedding and head: fc and those run for each token."""
+        if self.draft is None:
+            return ()
+        return (*((self.draft.fc,) if self.draft.fc else ()), *self.draft.token_heads)
+
     @property
     def num_layers(self) -> int:
         return sum(n for _, n in self.layers)
@@ -210,7 +221,7 @@ class Model:
 
     @property
     def total_parameters(self) -> int:
-        fc = self.draft.fc.parameters if self.draft and self.draft.fc else 0
+        fc = sum(p.parameters for p in self.draft_projections())
         head = 0 if self.tied else self.head.parameters
         return (
             sum(n * layer.parameters for layer, n in self.layers)
@@ -228,6 +239,11 @@ class Model:
         return self.total_parameters - idle - self.other_parameters
 
     @property
+    def active_parameters_without_embedding(self) -> int:
+        """As `active_parameters` without the input embedding, of which a token reads one row: other cards count so."""
+        return self.active_parameters - (0 if self.tied else self._embedding)
+
+    @property
     def experts(self) -> Experts | None:
         """The routed experts of the layer kind with most of them, or None for a dense model."""
         kinds = [layer.experts for layer, _ in self.layers if layer.experts]
@@ -242,9 +258,12 @@ class Model:
             for layer, n in self.layers
         )  # fmt: skip
         head = 0 if self.tied else self.head.bytes
-        fc = self.draft.fc.bytes if self.draft and self.draft.fc else 0
+        fc = sum(p.bytes for p in self.draft_projections())
         return layers + self._embedding * self.embedding_format.bytes + head + fc + self.other_bytes
 
     def kv_bytes_per_token(self) -> float:
         """Bytes of KV cache that one token adds, all layers, before it is cut over ranks."""
-        return sum(n * layer.attention.kv_values_per_token() for layer, n in self.layers if layer.attention) * self.kv_format.bytes
+        return (
+            sum(n * layer.attention.kv_values_per_token() for layer, n in self.layers if layer.attention)
+            * self.kv_format.bytes
+        )

@@ -177,7 +177,9 @@ def merge(operators: Iterable[Operator]) -> tuple[Operator, ...]:
     return tuple(merged.values())
 
 
-def gemm(inputs: float, outputs: float, weight_bytes: float, rate: str, *, calls: int = 1, component: str = "gemm") -> Operator:
+def gemm(
+    inputs: float, outputs: float, weight_bytes: float, rate: str, *, calls: int = 1, component: str = "gemm"
+) -> Operator:
     """rows x inputs times inputs x outputs: reads the weights once, reads and writes the rows as bf16."""
     moved = {ONE: weight_bytes, ROWS: (inputs + outputs) * 2.0}
     return Operator(component, rate, 1.0, 1.0, moved, {ROWS: 2.0 * inputs * outputs}).times(calls)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.acceptance import rate_for_length
-from specsim.cycle import Cycle, evaluate
+from specsim.cycle import evaluate
 from specsim.errors import InputError
 from specsim.forward import Cost
 from specsim.machine import Machine
@@ -103,10 +103,21 @@ class Prediction:
             "speedup": q(self.speedup),
             "breakeven": None
             if self.breakeven_length is None
-            else {"accept_length": q(self.breakeven_length), "accept_rate": q(self.breakeven_rate), "reachable": self.reachable},
+            else {
+                "accept_length": q(self.breakeven_length),
+                "accept_rate": q(self.breakeven_rate),
+                "reachable": self.reachable,
+            },
             "speedup_by_accept_rate": [{"accept_rate": a, "speedup": q(v)} for a, v in self.speedup_curve],
             "breakdown": [
-                {"phase": p.phase, "component": p.component, "ms": _six(p.ms), "count": _six(p.count), "bytes": _six(p.bytes), "source": p.source}
+                {
+                    "phase": p.phase,
+                    "component": p.component,
+                    "ms": _six(p.ms),
+                    "count": _six(p.count),
+                    "bytes": _six(p.bytes),
+                    "source": p.source,
+                }
                 for p in self.parts
             ],
             "memory": None
@@ -208,7 +219,11 @@ def _rate(s: Scenario, length: float) -> float | None:
 def _breakeven_rate(s: Scenario, needed: Array) -> Quantity:
     """The constant accept rate whose length is `needed`; samples that none reaches count as 1."""
     flat = needed.reshape(-1)
-    rates = np.asarray(rate_for_length(flat, np.broadcast_to(s.num_steps.reshape(-1)[0], flat.shape), s.topk, s.draft_tokens.reshape(-1)[0]))
+    rates = np.asarray(
+        rate_for_length(
+            flat, np.broadcast_to(s.num_steps.reshape(-1)[0], flat.shape), s.topk, s.draft_tokens.reshape(-1)[0]
+        )
+    )
     return Quantity.of(np.where(np.isnan(rates), 1.0, rates))
 
 

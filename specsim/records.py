@@ -78,7 +78,9 @@ class Record(_Strict):
     target_config: dict[str, Any] | None = None  # the target's config.json
     draft_config: dict[str, Any] | None = None
     points: list[Point] = []
-    samples: list[dict[str, Any]] = []  # operator samples of a calibration: {"operator", "shape", "seconds": [...], ...}
+    samples: list[
+        dict[str, Any]
+    ] = []  # operator samples of a calibration: {"operator", "shape", "seconds": [...], ...}
     corrections: list[Correction] = []
     method: str = ""
     caveats: list[str] = []

@@ -33,7 +33,9 @@ class Routing:
         """Distinct experts touched by `rows` rows: between per_token and count. Broadcasts; fractional rows allowed."""
         rows = np.asarray(rows, dtype=float)
         if not self.zipf and not self.popularity:
-            touched = -count * np.expm1(rows * np.log1p(-per_token / count)) if per_token < count else count * (rows > 0)
+            touched = (
+                -count * np.expm1(rows * np.log1p(-per_token / count)) if per_token < count else count * (rows > 0)
+            )
         else:
             table = self._table(count, per_token, int(min(max(np.max(rows, initial=1.0), 1), TABLE_ROWS)))
             touched = np.interp(rows, np.arange(len(table)), table)
@@ -41,13 +43,17 @@ class Routing:
         if not np.any(overlap):
             return np.asarray(touched)
         beyond = np.maximum(touched - per_token, 0.0)  # one row always touches per_token
-        return np.asarray(touched - overlap.reshape(overlap.shape + (1,) * (np.ndim(touched) if overlap.ndim else 0)) * beyond)
+        return np.asarray(
+            touched - overlap.reshape(overlap.shape + (1,) * (np.ndim(touched) if overlap.ndim else 0)) * beyond
+        )
 
     def _table(self, count: int, per_token: int, rows: int) -> Array:
         if self.popularity:
             if len(self.popularity) != count:
                 raise InputError(
-                    f"has {len(self.popularity)} popularities, the model has {count} experts", where=f"--routing {self.name}", mend="give one an expert"
+                    f"has {len(self.popularity)} popularities, the model has {count} experts",
+                    where=f"--routing {self.name}",
+                    mend="give one an expert",
                 )
             weight = np.asarray(self.popularity)
         else:
@@ -62,8 +68,8 @@ UNIFORM = Routing()
 
 def inclusion(weight: Array, k: int) -> Array:
     """Inclusion probabilities proportional to `weight`, capped at 1, that sum to k."""
-    weight = np.asarray(weight, dtype=float)
-    p = k * weight / weight.sum()
+    weight = np.asarray(weight, dtype=np.float64)
+    p: Array = k * weight / weight.sum()
     for _ in range(len(weight)):
         capped = p >= 1
         if not np.any(p > 1 + 1e-12):
@@ -91,14 +97,18 @@ def parse(text: str) -> Routing:
     from specsim.files import read_text
 
     if not Path(text).exists():
-        raise InputError(f"{text!r} is neither uniform, zipf:S nor a file", where="--routing", mend="for example zipf:0.8")
+        raise InputError(
+            f"{text!r} is neither uniform, zipf:S nor a file", where="--routing", mend="for example zipf:0.8"
+        )
     raw = read_text(Path(text), "routing file").replace("[", " ").replace("]", " ").replace(",", " ").split()
     try:
         weights = [float(x) for x in raw]
     except ValueError as error:
         raise InputError(str(error), where=text, mend="give one number an expert") from None
     if not weights or min(weights) < 0 or not np.all(np.isfinite(weights)) or sum(weights) <= 0:
-        raise InputError("popularities must be finite, not negative, and not all zero", where=text, mend="give one number an expert")
+        raise InputError(
+            "popularities must be finite, not negative, and not all zero", where=text, mend="give one number an expert"
+        )
     return Routing(popularity=tuple(weights), name=text)
 
 

@@ -10,26 +10,38 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from specsim.acceptance import Acceptance
-from specsim.configs import default_draft, load_model, mtp_draft
+from specsim.configs import default_draft, load_model, model_from_config, mtp_draft
 from specsim.engines import Engine, load_engine
 from specsim.errors import InputError
 from specsim.forward import Network, Parallel
+from specsim.launch import read_launch
 from specsim.models import BF16, Format, Model
 from specsim.profiles import Profile, load_profile
 from specsim.routing import Routing, parse
+
+if TYPE_CHECKING:
+    from specsim.records import Point, Record
 
 Array = NDArray[np.float64]
 METHODS = ("eagle3", "eagle", "mtp", "draft-model", "dflash", "dspark", "ngram", "none")
 PHASES = ("decode", "draft", "verify", "extend")
 FIELD_MODEL, FIELD_HARDWARE, FIELD_TP = "Kimi-K2.5", "8x-pcie-field", 8
 DEFAULT_CONTEXT, DEFAULT_DRAFT_TOKENS = 2048, 3
-LIMITS = {"batch": 65536, "context": 16_777_216, "draft_tokens": 512, "num_steps": 511, "topk": 64, "tp": 1024, "ep": 1024}
+LIMITS = {
+    "batch": 65536,
+    "context": 16_777_216,
+    "draft_tokens": 512,
+    "num_steps": 511,
+    "topk": 64,
+    "tp": 1024,
+    "ep": 1024,
+}
 
 
 @dataclass(frozen=True)
@@ -86,8 +98,13 @@ class Scenario:
     @cached_property
     def network(self) -> Network:
         """What decides which all-reduce serves a message."""
-        known = {"compute_capability": self.profile.gpu.compute_capability, "row_bytes": self.model.hidden * self.model.activation.bytes}
-        return Network(self.parallel.tp, self.profile.link, {**known, "dp_attention": self.parallel.dp > 1, **self.options})
+        known = {
+            "compute_capability": self.profile.gpu.compute_capability,
+            "row_bytes": self.model.hidden * self.model.activation.bytes,
+        }
+        return Network(
+            self.parallel.tp, self.profile.link, {**known, "dp_attention": self.parallel.dp > 1, **self.options}
+        )
 
     @property
     def accept_length(self) -> Array | None:
@@ -150,7 +167,9 @@ def build(
     if accept_rate is not None:
         acceptance = Acceptance.constant(accept_rate)
     elif accept_length is not None:
-        acceptance = Acceptance.from_length(accept_length, _scalar(steps, "--accept-length"), branch, _scalar(tokens, "--accept-length"))
+        acceptance = Acceptance.from_length(
+            accept_length, _scalar(steps, "--accept-length"), branch, _scalar(tokens, "--accept-length")
+        )
     elif accept_per_position is not None:
         acceptance = Acceptance.per_position(accept_per_position)
     elif accept_profile is not None:
@@ -191,7 +210,11 @@ def _positive(name: str, value: ArrayLike, least: float = 1) -> Array:
     most = LIMITS[name]
     bad = ~(np.isfinite(array) & (array >= least) & (array <= most))
     if np.any(bad):
-        raise InputError(f"{array[bad].flat[0] if array.ndim else array:g} is out of range", where=option, mend=f"give {least:g} to {most:,}")
+        raise InputError(
+            f"{array[bad].flat[0] if array.ndim else array:g} is out of range",
+            where=option,
+            mend=f"give {least:g} to {most:,}",
+        )
     if np.any(array != np.floor(array)):
         raise InputError("is not a whole number", where=option, mend=f"give {least:g} to {most:,}")
     return array
@@ -203,13 +226,17 @@ def _scalar(value: Array, option: str) -> int:
     return int(value.reshape(-1)[0])
 
 
-def _parallel(model: Model, profile: Profile, tp: int | None, ep: int | None, dp_attention: int | bool | None) -> Parallel:
+def _parallel(
+    model: Model, profile: Profile, tp: int | None, ep: int | None, dp_attention: int | bool | None
+) -> Parallel:
     heads = sorted({layer.attention.heads for layer, _ in model.layers if layer.attention and layer.attention.heads})
     ranks = default_tp(heads, profile.gpus) if tp is None else int(_positive("tp", tp))
     for h in heads:
         if h % ranks:
             fit = [n for n in range(1, ranks + 1) if all(x % n == 0 for x in heads)]
-            raise InputError(f"tp {ranks} does not divide {h} attention heads", where="--tp", mend=f"one of {fit} would")
+            raise InputError(
+                f"tp {ranks} does not divide {h} attention heads", where="--tp", mend=f"one of {fit} would"
+            )
     groups = 1 if ep is None else int(_positive("ep", ep))
     experts = model.experts
     if groups > 1 and experts is None:
@@ -218,7 +245,9 @@ def _parallel(model: Model, profile: Profile, tp: int | None, ep: int | None, dp
         raise InputError(f"ep {groups} does not divide tp {ranks} and the experts", where="--ep", mend=f"1 or {ranks}")
     dp = ranks if dp_attention is True else int(dp_attention or 1)
     if dp < 1 or ranks % dp:
-        raise InputError(f"{dp} attention groups do not divide tp {ranks}", where="--dp-attention", mend=f"1 or {ranks}")
+        raise InputError(
+            f"{dp} attention groups do not divide tp {ranks}", where="--dp-attention", mend=f"1 or {ranks}"
+        )
     if ranks > profile.gpus:
         raise InputError(f"tp {ranks} needs more GPUs than the {profile.gpus} of {profile.name}", where="--tp", mend=f"tp up to {profile.gpus}, or another --hardware")  # fmt: skip
     return Parallel(ranks, groups, dp)
@@ -247,13 +276,21 @@ def _drafter(target: Model, draft: str | Model | None, method: str | None, engin
     if draft is None:
         name = default_draft(target.name)
         if name is None:
-            raise InputError(f"no public {method} draft of {target.name} is known", where="--draft", mend="give the draft's config.json")
+            raise InputError(
+                f"no public {method} draft of {target.name} is known",
+                where="--draft",
+                mend="give the draft's config.json",
+            )
         draft = name
     drafter = draft if isinstance(draft, Model) else load_model(draft)
     kind = drafter.draft.kind if drafter.draft else "model"
     natural = "draft-model" if kind == "model" else kind
     if method is not None and method != natural and {method, natural} != {"eagle", "eagle3"}:
-        raise InputError(f"{drafter.name} is a {natural} drafter, not {method}", where="--method", mend=f"give --method {natural} or another --draft")
+        raise InputError(
+            f"{drafter.name} is a {natural} drafter, not {method}",
+            where="--method",
+            mend=f"give --method {natural} or another --draft",
+        )
     if kind != "model" and drafter.draft and drafter.draft.target_hidden not in (0, target.hidden):
         raise InputError(
             f"{drafter.name} was trained for a target of hidden size {drafter.draft.target_hidden}, {target.name} has {target.hidden}",
@@ -263,7 +300,11 @@ def _drafter(target: Model, draft: str | Model | None, method: str | None, engin
 
 
 def resolve_lengths(
-    method: str, num_steps: ArrayLike | None, draft_tokens: ArrayLike | None, topk: int | None, drafter: Model | None = None
+    method: str,
+    num_steps: ArrayLike | None,
+    draft_tokens: ArrayLike | None,
+    topk: int | None,
+    drafter: Model | None = None,
 ) -> tuple[Array, Array, int, list[str]]:
     """(num_steps, draft_tokens, topk, what was resolved), as the engine would: a chain has d = num_steps + 1.
 
@@ -285,7 +326,9 @@ def resolve_lengths(
             assert tokens is not None
             steps = tokens - 1
         elif tokens is not None and np.any(tokens != steps + 1):
-            said.append(f"topk 1 verifies num_steps + 1 tokens: draft tokens are taken as {_show(steps + 1)}, not {_show(tokens)}")
+            said.append(
+                f"topk 1 verifies num_steps + 1 tokens: draft tokens are taken as {_show(steps + 1)}, not {_show(tokens)}"
+            )
         return steps, steps + 1, 1, said
     if steps is None:
         raise InputError("a tree needs its depth", where="--num-steps", mend="give --num-steps beside --topk")
@@ -294,7 +337,11 @@ def resolve_lengths(
     depth = float(np.max(steps))
     nodes = 1 + branch + (depth - 1) * branch * branch if depth >= 1 else 1
     if np.any(tokens > nodes):
-        raise InputError(f"a tree of {depth:g} steps and topk {branch} has only {nodes:g} nodes", where="--draft-tokens", mend=f"give 2 to {nodes:g}")
+        raise InputError(
+            f"a tree of {depth:g} steps and topk {branch} has only {nodes:g} nodes",
+            where="--draft-tokens",
+            mend=f"give 2 to {nodes:g}",
+        )
     return steps, tokens, branch, said
 
 
@@ -307,7 +354,9 @@ def _served(model: Model, options: Mapping[str, Any], warnings: list[str]) -> Mo
         model = replace(model, kv_format=BF16)
     wanted = options.get("quantization")
     if wanted and model.quantisation == "none":
-        warnings.append(f"--quantization {wanted} of unquantised weights is not modelled: {model.name} is priced as its config.json has it")
+        warnings.append(
+            f"--quantization {wanted} of unquantised weights is not modelled: {model.name} is priced as its config.json has it"
+        )
     return model
 
 
@@ -318,4 +367,49 @@ def _show(values: Array) -> str:
 def _cap(engine: Engine, options: Mapping[str, Any], batch: Array, method: str, warnings: list[str]) -> None:
     cap = options.get("max_running_requests") or (engine.running_cap_speculative if method != "none" else None)
     if cap and np.any(batch > cap):
-        warnings.append(f"{engine.name} runs at most {cap} requests at once here: batch {math.floor(float(np.max(batch)))} would queue (set --max-running-requests)")
+        warnings.append(
+            f"{engine.name} runs at most {cap} requests at once here: batch {math.floor(float(np.max(batch)))} would queue (set --max-running-requests)"
+        )
+
+
+def of_record(record: Record, point: Point, hardware: str | Profile | None = None) -> Scenario:
+    """The scenario that a recorded point ran: models and launch flags from the record, batch and context from the point.
+
+    hardware: the profile to predict with, else the record's own. Raises InputError when the record lacks what a
+    prediction needs.
+    """
+    box = hardware or record.hardware
+    if box is None:
+        raise InputError("names no hardware profile", where=f"record {record.name}", mend="give --hardware")
+    if record.engine is None or record.target_config is None:
+        raise InputError(
+            "has no engine or no target config", where=f"record {record.name}", mend="measure again with both"
+        )
+    target = model_from_config(record.target_config, name=record.name, source="record")
+    names = record.target_config.get("architectures") or [None]
+    launch = read_launch(record.engine.name, record.engine.flags, version=record.engine.version, architecture=names[0])
+    options = {
+        "tp": 1,
+        "method": "none",
+        **launch.options,
+        "env": {**record.engine.env, **launch.options.get("env", {})},
+    }
+    for key in ("model", "draft", "engine_version", "nodes", "pp", "dp"):
+        options.pop(key, None)
+    draft = None
+    if record.draft_config is not None:
+        draft = model_from_config(record.draft_config, name=f"{record.name}-draft", source="record")
+    elif options["method"] == "mtp":
+        draft = mtp_draft(target)
+    if record.engine.env.get("SGLANG_SIMULATE_UNIFORM_EXPERTS"):
+        options["routing"] = "uniform"
+    return build(
+        model=target,
+        draft=draft,
+        hardware=box,
+        engine=record.engine.name,
+        batch=point.batch,
+        context=round(point.context or 0),
+        version=record.engine.version,
+        **options,
+    )

@@ -16,7 +16,11 @@ def headline(p: Prediction) -> str:
     s = p.scenario
     d = "" if s.method == "none" else f", {s.method} with {s.draft_tokens.reshape(-1)[0]:g} draft tokens"
     draft = f" + {s.draft.name}" if s.draft is not None else ""
-    cut = f"TP {s.parallel.tp}" + (f" EP {s.parallel.ep}" if s.parallel.ep > 1 else "") + (f" DP {s.parallel.dp}" if s.parallel.dp > 1 else "")
+    cut = (
+        f"TP {s.parallel.tp}"
+        + (f" EP {s.parallel.ep}" if s.parallel.ep > 1 else "")
+        + (f" DP {s.parallel.dp}" if s.parallel.dp > 1 else "")
+    )
     return (
         f"{s.model.name}{draft} on {s.profile.name}, {s.engine.name} {s.engine.version}, {cut}, "
         f"batch {s.batch.reshape(-1)[0]:g}, context {s.context.reshape(-1)[0]:g}{d}"
@@ -88,13 +92,27 @@ def breakdown_table(p: Prediction) -> Table:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="dim", title="where the time goes", title_justify="left")
-    for name, justify in (("phase", "left"), ("component", "left"), ("ms", "right"), ("calls", "right"), ("MB", "right"), ("source", "left")):
+    for name, justify in (
+        ("phase", "left"),
+        ("component", "left"),
+        ("ms", "right"),
+        ("calls", "right"),
+        ("MB", "right"),
+        ("source", "left"),
+    ):
         table.add_column(name, justify=justify)  # type: ignore[arg-type]
     last = ""
     for part in p.parts:
         if part.phase != last and last:
             table.add_section()
         megabytes = f"{part.bytes / 1e6:,.1f}" if part.bytes else ""
-        table.add_row(part.phase if part.phase != last else "", part.component, f"{part.ms:.3f}", f"{part.count:,.0f}", megabytes, part.source)
+        table.add_row(
+            part.phase if part.phase != last else "",
+            part.component,
+            f"{part.ms:.3f}",
+            f"{part.count:,.0f}",
+            megabytes,
+            part.source,
+        )
         last = part.phase
     return table

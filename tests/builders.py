@@ -18,13 +18,27 @@ INT4 = Format("int4", 4, 0.5)
 
 def rate(fixed_us: float, bandwidth_gb_s: float, peak_tflops: float = 500.0, spread: float = 0.1) -> OperatorRate:
     return OperatorRate(
-        source=SOURCE, relative_uncertainty=spread, fixed_us=fixed_us, bandwidth_gb_s=bandwidth_gb_s, peak_tflops=peak_tflops
+        source=SOURCE,
+        relative_uncertainty=spread,
+        fixed_us=fixed_us,
+        bandwidth_gb_s=bandwidth_gb_s,
+        peak_tflops=peak_tflops,
     )
 
 
 def profile(gpus: int = 8, **changes: Any) -> Profile:
     """A box of round numbers: every class 10 us + 1,000 GB/s, all-reduces 20 us up to 16 KiB and 80 us at 64 KiB."""
-    names = ("gemm_bf16", "moe_bf16", "moe_int4", "attention_gqa", "attention_mla", "attention_linear", "norm", "tiny", "router")
+    names = (
+        "gemm_bf16",
+        "moe_bf16",
+        "moe_int4",
+        "attention_gqa",
+        "attention_mla",
+        "attention_linear",
+        "norm",
+        "tiny",
+        "router",
+    )
     curves = [
         AllReduceCurve(source=SOURCE, relative_uncertainty=0.1, implementation="nccl", ranks=n, mode=mode,
                        bytes=[16384, 65536], latency_us=[base, 4 * base])
@@ -35,15 +49,26 @@ def profile(gpus: int = 8, **changes: Any) -> Profile:
         "name": "round",
         "gpus": gpus,
         "link": "pcie",
-        "gpu": Gpu(source=SOURCE, relative_uncertainty=0.0, name="test", memory_gb=100, bandwidth_gb_s=1000, bf16_tflops=1000),
+        "gpu": Gpu(
+            source=SOURCE, relative_uncertainty=0.0, name="test", memory_gb=100, bandwidth_gb_s=1000, bf16_tflops=1000
+        ),
         "operators": {name: rate(10, 1000) for name in names},
         "allreduce": curves,
-        "launch": Launch(source=SOURCE, relative_uncertainty=0.1, kernel_us=5, collective_us=50, graph_us=10, graph_node_us=1),
+        "launch": Launch(
+            source=SOURCE, relative_uncertainty=0.1, kernel_us=5, collective_us=50, graph_us=10, graph_node_us=1
+        ),
     }
     return Profile(**{**values, **changes})
 
 
-def dense(layers: int = 4, hidden: int = 1024, heads: int = 16, kv_heads: int = 8, head_dim: int = 64, window: int | None = None) -> Model:
+def dense(
+    layers: int = 4,
+    hidden: int = 1024,
+    heads: int = 16,
+    kv_heads: int = 8,
+    head_dim: int = 64,
+    window: int | None = None,
+) -> Model:
     attention = Attention("gqa", heads, kv_heads, head_dim, window=window)
     kv = 2 * kv_heads * head_dim
     layer = Layer(

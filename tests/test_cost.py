@@ -75,7 +75,9 @@ def test_an_allreduce_curve_by_hand() -> None:
     """20 us flat below 16 KiB; half way in log bytes between (16 KiB, 20) and (64 KiB, 80) is 40 us at 32 KiB; above, the last
     segment's 60 us / 49,152 bytes: 128 KiB costs 80 + 65,536 x 60 / 49,152 = 160 us."""
     curve = build_machine(profile(), QUIET).curve(("nccl",), 8, "graph")
-    assert curve.seconds(np.asarray([2048.0, 16384, 32768, 65536, 131072])) == pytest.approx([20e-6, 20e-6, 40e-6, 80e-6, 160e-6])
+    assert curve.seconds(np.asarray([2048.0, 16384, 32768, 65536, 131072])) == pytest.approx(
+        [20e-6, 20e-6, 40e-6, 80e-6, 160e-6]
+    )
 
 
 def test_an_eager_pass_waits_for_the_host() -> None:
@@ -125,10 +127,14 @@ def test_arrays_and_scalars_agree(batch: int, context: int, d: int) -> None:
     batches, tokens = np.asarray([1.0, batch]), np.asarray([2.0, d + 1.0])
     options = {"captured_sizes": (1, 2, 4, 8, 16, 32, 64)}
     machine = build_machine(profile(), load_engine("sglang"))
-    many = evaluate(scenario(moe(), batch=batches[:, None], context=100.0 * context, d=tokens[None, :], options=options), machine)
+    many = evaluate(
+        scenario(moe(), batch=batches[:, None], context=100.0 * context, d=tokens[None, :], options=options), machine
+    )
     for i in range(2):
         for j in range(2):
-            one = evaluate(scenario(moe(), batch=batches[i], context=100.0 * context, d=tokens[j], options=options), machine)
+            one = evaluate(
+                scenario(moe(), batch=batches[i], context=100.0 * context, d=tokens[j], options=options), machine
+            )
             assert np.broadcast_to(many.cycle_s, (2, 2))[i, j] == pytest.approx(float(one.cycle_s), rel=1e-12)
 
 

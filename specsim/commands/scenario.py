@@ -79,7 +79,9 @@ OPTIONS = [
     click.option("--accept-per-position", type=Rates(), help="Conditional accept rates by position."),
     click.option("--accept-profile", metavar="NAME", help="A published drafter on a domain; no default."),
     click.option("--routing", metavar="uniform|zipf:S|FILE", help="Expert popularity."),
-    click.option("--eager", multiple=True, metavar="PHASE", help="Run decode, draft, verify or extend without CUDA graph."),
+    click.option(
+        "--eager", multiple=True, metavar="PHASE", help="Run decode, draft, verify or extend without CUDA graph."
+    ),
     click.option("--sglang-args", metavar="LINE", help="Read all of this from an SGLang launch line instead."),
     click.option("--vllm-args", metavar="LINE", help="Read all of this from a vLLM launch line instead."),
 ]
@@ -109,7 +111,13 @@ def scenario_of(values: dict[str, Any]) -> Scenario:
         from specsim.launch import read_launch
 
         launch = read_launch(engine, line)
-        options = {"tp": 1, "method": "none", **launch.options, "engine": engine, **options}  # the engines' own defaults
+        options = {
+            "tp": 1,
+            "method": "none",
+            **launch.options,
+            "engine": engine,
+            **options,
+        }  # the engines' own defaults
         notes = launch.notes
         if launch.unknown:
             notes = (*notes, f"flags not known, left out: {', '.join(launch.unknown)}")
