@@ -1,0 +1,315 @@
+"""Predictions beside recorded measurements: errors a phase, interval coverage, tables and plots. Works offline."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from pydantic import ValidationError
+
+from specsim.errors import InputError, WorkError
+from specsim.files import read_json
+from specsim.prediction import Prediction, predict
+from specsim.profiles import Profile
+from specsim.records import Correction, Point, Record
+from specsim.routing import parse as parse_routing
+from specsim.scenarios import Scenario, of_record
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+SCHEMA = "specsim.validation/1"
+PHASES = ("decode", "draft", "verify", "extend", "host", "cycle", "tokens_per_s", "break_even")
+JUDGED = ("decode", "verify", "cycle", "tokens_per_s", "break_even")  # large enough for an error in percent to matter
+COLLAPSED = "zipf:10"  # all rows choose the same experts
+Interval = tuple[float, float, float]  # value, low, high
+Predictor = Callable[[Record, Point, "str | Profile | None"], Mapping[str, Interval]]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One phase of one point: observed beside predicted. Times in ms; tokens_per_s in 1/s; break_even in tokens."""
+
+    record: str
+    phase: str
+    batch: int | None
+    context: int | None
+    observed: float
+    predicted: float
+    low: float
+    high: float
+
+    @property
+    def error(self) -> float:
+        """(predicted - observed) / observed."""
+        return self.predicted / self.observed - 1
+
+    @property
+    def covered(self) -> bool:
+        return self.low <= self.observed <= self.high
+
+
+@dataclass(frozen=True)
+class Result:
+    """All pairs, worst first, and what was left out and why."""
+
+    pairs: tuple[Pair, ...]
+    skipped: tuple[str, ...] = ()
+
+    def of(self, phase: str) -> list[Pair]:
+        return [p for p in self.pairs if p.phase == phase]
+
+    def summary(self) -> dict[str, dict[str, Any]]:
+        """Figures a phase, for phases that were observed."""
+        return {phase: _summary(pairs) for phase in PHASES if (pairs := self.of(phase))}
+
+    def document(self) -> dict[str, Any]:
+        """The document of schema specsim.validation/1."""
+        points = [
+            {
+                **{k: getattr(p, k) for k in ("record", "phase", "batch", "context")},
+                **{k: float(f"{getattr(p, k):.6g}") for k in ("observed", "predicted", "low", "high", "error")},
+                "covered": p.covered,
+            }
+            for p in self.pairs
+        ]
+        return {"schema": SCHEMA, "phases": self.summary(), "points": points, "skipped": list(self.skipped)}
+
+    def over(self, limit: float | None) -> list[str]:
+        """A line for each judged phase whose median error is above `limit`; none without a limit."""
+        if limit is None:
+            return []
+        found = self.summary()
+        return [
+            f"{phase}: median error {found[phase]['median_abs_error']:.1%} is over {limit:.1%}"
+            for phase in JUDGED
+            if phase in found and found[phase]["median_abs_error"] > limit
+        ]
+
+
+def _summary(pairs: Sequence[Pair]) -> dict[str, Any]:
+    errors = [abs(p.error) for p in pairs]
+    return {
+        "n": len(pairs),
+        "median_abs_error": round(statistics.median(errors), 5),
+        "worst_error": round(max((p.error for p in pairs), key=lambda e: abs(e)), 5),
+        "interval_coverage": round(sum(p.covered for p in pairs) / len(pairs), 4),
+    }
+
+
+def load(path: Path) -> tuple[list[Record], list[str]]:
+    """The validation and observation records in a folder (not below it) or one file, and lines on files left out.
+
+    Raises InputError when there is none.
+    """
+    if not path.exists():
+        raise InputError("does not exist", where=str(path), mend="give a folder of records, such as validation/")
+    files = sorted(path.glob("*.json")) if path.is_dir() else [path]
+    records, skipped = [], []
+    for file in files:
+        try:
+            content = read_json(file, "record")
+            if path.is_dir() and (not isinstance(content, dict) or content.get("schema") != "specsim.record/1"):
+                continue
+            record = Record.model_validate(content)
+        except ValidationError as error:
+            first = error.errors()[0]
+            skipped.append(f"{file}: is not a specsim.record/1 ({'.'.join(map(str, first['loc']))}: {first['msg']})")
+            continue
+        except InputError as error:
+            skipped.append(str(error))
+            continue
+        if record.kind != "calibration":
+            records.append(record)
+    if not records:
+        why = f" ({skipped[0]})" if skipped else ""
+        raise InputError(
+            f"holds no record{why}", where=str(path), mend="make some with `specsim validate --url` or --launch"
+        )
+    return records, skipped
+
+
+def predict_point(record: Record, point: Point, hardware: str | Profile | None) -> dict[str, Interval]:
+    """What specsim says of a recorded point, a phase: value, low, high. Raises InputError when it cannot say anything.
+
+    The work that the measurement added (record.corrections) is added to the passes that it slowed down.
+    """
+    scenario = of_record(record, point, hardware)
+    if record.environment.get("routing") == "collapsed":
+        scenario = replace(scenario, routing=parse_routing(COLLAPSED))
+    p = predict(scenario)
+    added = {
+        phase: sum(_added_ms(c, scenario, phase) for c in record.corrections)
+        for phase in ("decode", "draft", "verify", "extend")
+    }
+    found = {
+        phase: (q.value + more, q.low + more, q.high + more)
+        for phase, q, more in (
+            ("decode", p.decode_ms, added["decode"]),
+            ("draft", p.draft_ms, added["draft"]),
+            ("verify", p.verify_ms, added["verify"]),
+            ("extend", p.extend_ms, added["extend"]),
+            ("host", p.host_ms, 0.0),
+            ("cycle", p.cycle_ms, added["draft"] + added["verify"] + added["extend"]),
+        )
+        if q is not None
+    }
+    if scenario.method == "none":
+        found["host"] = _decode_host(p)
+    step = found.get("cycle") or found["decode"]
+    tokens = 1e3 * (point.batch or 1) * (point.tokens_per_cycle or 1.0)
+    found["tokens_per_s"] = (tokens / step[0], tokens / step[2], tokens / step[1])
+    if p.breakeven_length is not None and "cycle" in found:
+        q = p.breakeven_length  # the correction enters both times: shift the value and keep the relative interval
+        value = found["cycle"][0] / found["decode"][0]
+        found["break_even"] = (value, value * q.low / q.value, value * q.high / q.value)
+    return found
+
+
+def _decode_host(p: Prediction) -> Interval:
+    value = p.part_ms("decode", "host")
+    return (value, value, value)
+
+
+def _added_ms(correction: Correction, scenario: Scenario, phase: str) -> float:
+    """Milliseconds that a correction adds to a pass: its own time in a graph, launches when the phase is eager."""
+    if phase not in correction.applies_to:
+        return 0.0
+    layers = sum(n for layer, n in scenario.model.layers if layer.experts is not None)
+    graph = scenario.graph_phases.get(phase, True)
+    launches = 0.0 if graph else correction.kernels_per_moe_layer * scenario.profile.launch.kernel_us
+    return layers * max(correction.us_per_moe_layer, launches) / 1e3
+
+
+def compare(
+    records: Sequence[Record], hardware: str | Profile | None, predictor: Predictor = predict_point
+) -> tuple[list[Pair], list[str]]:
+    """Pairs of every observed phase of every point, and lines on points that could not be predicted."""
+    pairs: list[Pair] = []
+    skipped: list[str] = []
+    for record in records:
+        for point in record.points:
+            if point.batch is None:
+                continue
+            try:
+                said = predictor(record, point, hardware)
+            except InputError as error:
+                skipped.append(f"{record.name} batch {point.batch} context {point.context}: {error}")
+                continue
+            seen = observed(point)
+            base = _base(record, point, records)
+            if base is not None and point.cycle_ms is not None:
+                seen["break_even"] = point.cycle_ms.value / base
+            for phase, value in seen.items():
+                if phase in said and value > 0:
+                    pairs.append(Pair(record.name, phase, point.batch, point.context, value, *said[phase]))
+    pairs.sort(key=lambda pair: -abs(pair.error))
+    return pairs, list(dict.fromkeys(skipped))
+
+
+def observed(point: Point) -> dict[str, float]:
+    """What was observed, a phase."""
+    quantities = {phase: getattr(point, f"{phase}_ms") for phase in PHASES[:6]} | {"tokens_per_s": point.tokens_per_s}
+    return {phase: q.value for phase, q in quantities.items() if q is not None}
+
+
+def _base(record: Record, point: Point, records: Sequence[Record]) -> float | None:
+    """Decode time in ms of the same model, flags, batch and context (within 20 %), without speculation; None if absent."""
+    if point.cycle_ms is None:
+        return None
+    for other in records:
+        if other.target_config != record.target_config or _settings(other) != _settings(record):
+            continue
+        for candidate in other.points:
+            near = abs((candidate.context or 0) - (point.context or 0)) <= 0.2 * max(point.context or 0, 1)
+            if candidate.batch == point.batch and candidate.decode_ms is not None and near:
+                return candidate.decode_ms.value
+    return None
+
+
+def _settings(record: Record) -> tuple[Any, ...]:
+    """What must agree for two runs to be compared, besides the model: ranks, graphs, all-reduce path, overlap."""
+    flags = record.engine.flags if record.engine else []
+    env = record.engine.env if record.engine else {}
+    ranks = [v for f, v in zip(flags, flags[1:], strict=False) if f in ("--tp", "--tp-size")] or ["1"]  # noqa: RUF007
+    switches = ("--disable-cuda-graph", "--disable-custom-all-reduce", "--disable-overlap-schedule")
+    return (ranks, [s in flags for s in switches], env.get("NCCL_P2P_DISABLE", "0"), record.environment.get("gpu"))
+
+
+def run(path: Path, hardware: str | None, predictor: Predictor = predict_point) -> Result:
+    """Replay the records at `path`. Raises InputError when there is none or none can be predicted."""
+    records, left_out = load(path)
+    pairs, skipped = compare(records, hardware, predictor)
+    if not pairs:
+        raise InputError(
+            f"no point could be predicted ({(skipped or ['nothing was observed'])[0]})",
+            where=str(path),
+            mend="give --hardware",
+        )
+    return Result(tuple(pairs), (*left_out, *skipped))
+
+
+def show(result: Result, console: Console, rows: int = 20) -> None:
+    """Print the summary and the worst pairs."""
+    from rich.table import Table
+
+    table = Table(title="Predicted against observed", title_justify="left")
+    for name in ("phase", "n", "median error", "worst", "in 80 % interval"):
+        table.add_column(name, justify="left" if name == "phase" else "right")
+    for phase, s in result.summary().items():
+        figures = (f"{s['median_abs_error']:.1%}", f"{s['worst_error']:+.1%}", f"{s['interval_coverage']:.0%}")
+        table.add_row(phase, str(s["n"]), *figures)
+    console.print(table)
+    worst = Table(title="Worst first", title_justify="left")
+    for name in ("record", "phase", "batch", "context", "observed", "predicted", "80 % interval", "error", ""):
+        worst.add_column(name, justify="left" if name in ("record", "phase") else "right", no_wrap=name != "record")
+    for p in result.pairs[:rows]:
+        interval = f"{_short(p.low)}..{_short(p.high)}"
+        cells = (p.record, p.phase, str(p.batch), str(p.context), _short(p.observed), _short(p.predicted), interval)
+        worst.add_row(*cells, f"{p.error:+.1%}", "" if p.covered else "*")
+    console.print(worst)
+    more = f"{len(result.pairs) - rows} more pairs: --json lists all. " if len(result.pairs) > rows else ""
+    console.print(f"{more}Times in ms, break_even in tokens a cycle. * observed outside the interval.")
+
+
+def _short(x: float) -> str:
+    return f"{x:,.0f}" if abs(x) >= 1000 else f"{x:.4g}"
+
+
+def plot(result: Result, path: Path) -> None:
+    """Save a scatter of predicted against observed and the residuals beside it. Raises WorkError, InputError."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 5), layout="constrained")
+    scatter, residual = figure.subplots(1, 2)
+    shown = [phase for phase in PHASES if phase not in ("tokens_per_s", "break_even") and result.of(phase)]
+    for phase in shown:
+        pairs = result.of(phase)
+        x = np.array([p.observed for p in pairs])
+        y = np.array([p.predicted for p in pairs])
+        error = np.array([[max(p.predicted - p.low, 0) for p in pairs], [max(p.high - p.predicted, 0) for p in pairs]])
+        scatter.errorbar(x, y, yerr=error, fmt="o", markersize=4, linewidth=0.8, label=phase)
+        residual.plot(x, 100 * (y / x - 1), "o", markersize=4, label=phase)
+    values = [v for phase in shown for p in result.of(phase) for v in (p.observed, p.predicted) if v > 0]
+    if values:
+        ends = [min(values) * 0.8, max(values) * 1.25]
+        scatter.plot(ends, ends, color="0.5", linewidth=0.8)
+        scatter.set(xscale="log", yscale="log")
+        residual.set(xscale="log")
+    residual.axhline(0, color="0.5", linewidth=0.8)
+    scatter.set(xlabel="observed, ms", ylabel="predicted, ms (80 % interval)")
+    residual.set(xlabel="observed, ms", ylabel="error, %")
+    scatter.legend(frameon=False)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=150)
+    except ValueError as error:
+        raise InputError(
+            str(error).split("(")[0].strip(), where="--plot", mend="end the name in .png, .svg or .pdf"
+        ) from None
+    except OSError as error:
+        raise WorkError(f"{path}: cannot be written: {error.strerror or error}") from None
