@@ -118,7 +118,7 @@ class Engine:
         """The batch that a graph really runs: the next captured size; above the largest one, eager and unpadded."""
         wanted = np.asarray(batch, dtype=np.int64)
         if not len(captured):
-            return wanted.copy()
+            return np.array(wanted)
         sizes = np.sort(np.asarray(captured, dtype=np.int64))
         place = np.searchsorted(sizes, wanted)
         padded: NDArray[np.int64] = np.where(place < len(sizes), sizes[np.minimum(place, len(sizes) - 1)], wanted)
@@ -317,6 +317,20 @@ def _description(name: str) -> dict[str, Any]:
 
 
 @cache
+def read_flags(name: str) -> Mapping[str, str]:
+    """Every flag of the engine's command line: "switch" (no value), "value", "optional" (one or none) or "list"."""
+    kinds = {"switches": "switch", "lists": "list", "optional": "optional", "values": "value"}
+    described = _description(name)["flags"]
+    return MappingProxyType({flag: kind for key, kind in kinds.items() for flag in described.get(key, ())})
+
+
+def command_line(name: str) -> Mapping[str, Any]:
+    """How the engine's flags become options: `aliases` (flag to flag) and `options` (by kind, option to flag)."""
+    described: Mapping[str, Any] = _description(name)["command_line"]
+    return described
+
+
+@cache
 def load_engine(name: str, version: str | None = None) -> Engine:
     """The description of a release; without a version, of the one that was measured.
 
@@ -330,7 +344,7 @@ def load_engine(name: str, version: str | None = None) -> Engine:
     if not first <= release <= last:
         mend = f"described: {data['first']} to {data['last']} (default {data['default']})"
         raise InputError(f"no description of {name} {wanted!r}", where="engine version", mend=mend)
-    held = _of_release(data, release)
+    held = _of_release({key: value for key, value in data.items() if key not in ("flags", "command_line")}, release)
     return Engine(
         name=name,
         version=".".join(map(str, release)),

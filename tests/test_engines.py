@@ -1,0 +1,315 @@
+"""Engine descriptions: facts read in the engines' public source (docs/engines.md), and properties that must hold."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specsim.engines import ENGINES, METHODS, PHASES, load_engine, read_flags
+from specsim.errors import InputError
+
+SGLANG_RELEASES = [f"0.5.{patch}" for patch in range(11, 24)]
+VLLM_RELEASES = ["0.20.0", "0.20.2", "0.25.1", "0.33.0"]
+RELEASES = [("sglang", v) for v in SGLANG_RELEASES] + [("vllm", v) for v in VLLM_RELEASES]
+
+
+@pytest.mark.parametrize(("name", "version"), RELEASES)
+def test_every_described_release_loads(name: str, version: str) -> None:
+    engine = load_engine(name, version)
+    assert (engine.name, engine.version) == (name, version)
+    assert {"decode_host_us", "cycle_host_us", "verify_layer_us", "row_layer_us", "kernel_gap_us"} == set(engine.terms)
+    for term in engine.terms.values():
+        assert term.relative_uncertainty > 0
+        assert term.source
+    assert all(count >= 1 for counts in engine.kernels.values() for count in counts.values())
+    assert {"gqa", "mla", "linear", "dense", "moe", "shared", "pass", "draft"} <= set(engine.kernels)
+
+
+def test_default_release_is_the_measured_one() -> None:
+    assert load_engine("sglang").version == "0.5.16"
+    assert load_engine("sglang", "v0.5.16.post1") == load_engine("sglang", "0.5.16")
+
+
+def test_unknown_engine_names_the_nearest() -> None:
+    with pytest.raises(InputError, match="did you mean 'sglang'"):
+        load_engine("sgl-lang")
+
+
+@pytest.mark.parametrize("version", ["0.4.9", "0.5.10", "0.6.0", "newest", "", "1", "9" * 50 + ".1"])
+def test_a_release_without_description_is_refused(version: str) -> None:
+    with pytest.raises(InputError, match=r"0\.5\.11 to 0\.5\.23"):
+        load_engine("sglang", version)
+
+
+def test_descriptions_cannot_be_changed_by_a_caller() -> None:
+    engine = load_engine("sglang")
+    with pytest.raises(TypeError):
+        engine.kernels["gqa"]["tiny"] = 9  # type: ignore[index]
+
+
+def test_kernels_of_one_step_reproduce_the_profile() -> None:
+    """One H200 rank of Kimi-K2.5 at batch 1, SGLang 0.5.16, launched 2,199 kernels in a decode step.
+
+    61 layers of MLA: 5 projections, 4 norms, attention, rotary and cache write. One dense layer: 2 projections and the
+    activation. 60 layers of experts: router, 2 shared projections, routing, fused experts, shared activation and sum.
+    Simulated uniform routing added 8 kernels to each of the 60. Once: final norm, lm_head, the rest of the pass.
+    Left out: 62 reductions that split GEMMs launch, which a GEMM's fixed time contains.
+    """
+    engine = load_engine("sglang")
+    extra = {piece: sum(counts.values()) for piece, counts in engine.kernels.items()}
+    attention = 5 + 4 + engine.attention_launches("mla", "fa3") + extra["mla"]
+    dense = 2 + extra["dense"]
+    experts = 1 + 2 + engine.launches("moe_int4") + extra["moe"] + extra["shared"]
+    total = 61 * attention + dense + 60 * (experts + 8) + extra["pass"] + 1
+    assert total == pytest.approx(2199, rel=0.03)
+    assert total + 62 == pytest.approx(2199, abs=2)
+
+
+def test_attention_kernels_depend_on_the_backend() -> None:
+    engine = load_engine("sglang")
+    assert engine.attention_launches("mla") == 3
+    assert engine.attention_launches("mla", "triton") == 2
+    assert engine.attention_launches("gqa", "no-such-backend") == engine.launches("attention_gqa")
+    assert engine.launches("moe_fp8") == engine.launches("moe") == 6
+    assert engine.launches("something new") == 1
+
+
+class TestCapturedBatches:
+    """SGLang server_args.py and base_cuda_graph_runner.py (0.5.16); vllm/config/vllm.py."""
+
+    def test_speculation_captures_every_small_batch_up_to_its_running_cap(self) -> None:
+        captured = load_engine("sglang").captured_batches(None, True, 141, 8)
+        assert captured == (*range(1, 9), *range(10, 33, 2), 40, 44, 48)
+
+    def test_plain_decode_pads_more(self) -> None:
+        captured = load_engine("sglang").captured_batches(None, False, 141, 8)
+        assert captured[:6] == (1, 2, 4, 8, 12, 16)
+        assert captured[-1] == 512
+
+    @pytest.mark.parametrize(
+        ("memory", "tp", "version", "largest"),
+        [
+            (16, 1, "0.5.16", 8),
+            (24, 1, "0.5.16", 24),
+            (24, 8, "0.5.16", 80),
+            (32, 2, "0.5.20", 48),
+            (48, 2, "0.5.16", 32),
+            (48, 4, "0.5.16", 160),
+            (80, 2, "0.5.16", 256),
+            (96, 8, "0.5.16", 512),
+            (141, 1, "0.5.23", 256),
+            (180, 1, "0.5.16", 512),
+        ],
+    )
+    def test_largest_follows_memory_and_tensor_parallelism(
+        self, memory: float, tp: int, version: str, largest: int
+    ) -> None:
+        assert load_engine("sglang", version).captured_batches(None, False, memory, tp)[-1] == largest
+
+    def test_the_users_largest_is_captured_even_off_the_grid(self) -> None:
+        assert load_engine("sglang").captured_batches(5, False, 80, 1) == (1, 2, 4, 5)
+
+    def test_the_users_list_wins(self) -> None:
+        assert load_engine("sglang").captured_batches(256, True, 80, 1, explicit=[8, 1, 8]) == (1, 8)
+
+    def test_running_limit_is_captured_too(self) -> None:
+        assert load_engine("sglang").captured_batches(64, False, 80, 1, max_running=50)[-2:] == (48, 50)
+
+    def test_vllm_rounds_tokens_to_whole_sequences(self) -> None:
+        """Sizes 1, 2, 4, 8, 16 tokens with 4 rows a sequence: 4, 8 and 16 tokens, so 1, 2 and 4 sequences."""
+        vllm = load_engine("vllm")
+        assert vllm.captured_batches(16, True, 80, 8, rows=4) == (1, 2, 4)
+        assert vllm.captured_batches(None, False, 80, 8)[-1] == 512
+        assert vllm.captured_batches(None, False, 24, 1, max_running=16)[-1] == 16
+        assert vllm.captured_batches(None, True, 80, 8, rows=4)[-1] == 128
+
+    @pytest.mark.parametrize("bad", [0, -1])
+    def test_sizes_must_be_positive(self, bad: int) -> None:
+        with pytest.raises(InputError, match="must be positive"):
+            load_engine("sglang").captured_batches(bad, True, 80, 1)
+
+    @given(
+        st.sampled_from(ENGINES),
+        st.integers(1, 600) | st.none(),
+        st.booleans(),
+        st.floats(8, 300),
+        st.integers(1, 16),
+        st.integers(1, 9),
+    )
+    def test_ascending_and_unique(
+        self, name: str, largest: int | None, speculative: bool, memory: float, tp: int, rows: int
+    ) -> None:
+        captured = load_engine(name).captured_batches(largest, speculative, memory, tp, rows=rows)
+        assert list(captured) == sorted(set(captured))
+        assert all(size >= 1 for size in captured)
+
+
+class TestPaddedBatch:
+    def test_pads_to_the_next_captured_size_and_leaves_larger_ones(self) -> None:
+        padded = load_engine("sglang").padded_batch(np.array([[1, 3], [9, 300]]), (1, 2, 4, 8, 16))
+        np.testing.assert_array_equal(padded, [[1, 4], [16, 300]])
+
+    def test_without_graphs_nothing_is_padded(self) -> None:
+        assert load_engine("sglang").padded_batch(7, ()) == 7
+
+    @given(st.lists(st.integers(1, 1000), min_size=1, max_size=30), st.lists(st.integers(1, 600), max_size=20))
+    def test_never_smaller_never_beyond_the_next_size(self, batch: list[int], captured: list[int]) -> None:
+        engine = load_engine("sglang")
+        padded = engine.padded_batch(batch, captured)
+        assert (padded >= np.array(batch)).all()
+        np.testing.assert_array_equal(padded, engine.padded_batch(padded, captured))
+        assert all(p == b or p in captured for p, b in zip(padded, batch, strict=True))
+
+
+class TestGraphPhases:
+    """eagle_worker_v2.py: which attention backends capture the draft extend, by release."""
+
+    @pytest.mark.parametrize(
+        ("backend", "since"),
+        [
+            ("triton", "0.5.11"),
+            ("trtllm_mla", "0.5.11"),
+            ("trtllm_mha", "0.5.13"),
+            ("flashinfer", "0.5.14"),
+            ("dsa", "0.5.15"),
+            ("flashmla", "0.5.16"),
+            ("fa3", "0.5.23"),
+        ],
+    )
+    def test_draft_extend_enters_graphs_backend_by_backend(self, backend: str, since: str) -> None:
+        for version in SGLANG_RELEASES:
+            phases = load_engine("sglang", version).graph_phases("eagle3", attention_backend=backend)
+            assert phases["extend"] is (SGLANG_RELEASES.index(version) >= SGLANG_RELEASES.index(since)), version
+            assert phases["verify"]
+            assert phases["draft"]
+
+    def test_backend_defaults_by_gpu(self) -> None:
+        """Hopper: FlashAttention 3; RTX PRO 6000 (12.0): flashinfer for grouped, triton for latent attention."""
+        engine = load_engine("sglang")
+        assert not engine.graph_phases("eagle3", compute_capability="9.0")["extend"]
+        assert engine.graph_phases("eagle3", compute_capability="12.0")["extend"]
+        assert engine.default_attention_backend("mla", "12.0") == "triton"
+        assert engine.default_attention_backend("mla", "9.0") == "fa3"
+        assert engine.default_attention_backend("gqa", "10.0") == "trtllm_mha"
+        assert engine.default_attention_backend("gqa", "10.0", topk=4) == "flashinfer"
+
+    @given(st.sampled_from(ENGINES), st.sampled_from(METHODS), st.sets(st.sampled_from(PHASES)), st.booleans())
+    def test_switches_only_take_graphs_away(self, name: str, method: str, eager: set[str], off: bool) -> None:
+        engine = load_engine(name)
+        before = engine.graph_phases(method)
+        after = engine.graph_phases(method, eager=frozenset(eager), disable_cuda_graph=off)
+        assert set(after) == set(PHASES)
+        for phase in PHASES:
+            assert after[phase] == (before[phase] and phase not in eager and not off)
+
+    def test_ngram_drafts_on_the_host_and_verifies_in_a_graph(self) -> None:
+        expected = {"decode": True, "draft": False, "verify": True, "extend": False}
+        assert load_engine("sglang").graph_phases("ngram") == expected
+
+    def test_unknown_names(self) -> None:
+        with pytest.raises(InputError, match="did you mean 'eagle"):
+            load_engine("sglang").graph_phases("eagel")
+        with pytest.raises(InputError, match="did you mean 'verify'"):
+            load_engine("sglang").graph_phases("eagle3", eager={"verfy"})
+
+
+class TestAllReduce:
+    """custom_all_reduce.py, custom_all_reduce_v2.py, pcie_ipc_ar.py (SGLang); cuda_communicator.py (vLLM)."""
+
+    @staticmethod
+    def choice(name: str, version: str | None, size: int, **how: object) -> str:
+        options = how.pop("options", {})
+        limits = {"ranks": 8, "link": "nvlink", "graph": True, **how}
+        return load_engine(name, version).allreduce_preference(bytes=size, options=options, **limits)[0]  # type: ignore[call-overload,no-any-return]
+
+    def test_more_than_two_pcie_gpus_always_use_nccl(self) -> None:
+        for name in ENGINES:
+            for ranks in (3, 4, 6, 8, 16):
+                assert self.choice(name, None, 14336, link="pcie", ranks=ranks) == "nccl"
+
+    def test_two_pcie_gpus_use_the_custom_kernel_if_they_reach_each_other(self) -> None:
+        for name in ENGINES:
+            assert self.choice(name, None, 14336, link="pcie", ranks=2) == "custom"
+            assert self.choice(name, None, 14336, link="pcie", ranks=2, options={"p2p": False}) == "nccl"
+
+    def test_sglang_one_shot_then_two_shot_then_nccl(self) -> None:
+        """Eight H200: one-shot up to 128 KiB, two-shot up to the workspace of 16 MiB."""
+        hopper = {"compute_capability": "9.0"}
+        assert self.choice("sglang", "0.5.16", 128 * 1024, options=hopper) == "oneshot"
+        assert self.choice("sglang", "0.5.16", 128 * 1024 + 1, options=hopper) == "custom"
+        assert self.choice("sglang", "0.5.16", 16 * 2**20 + 1, options=hopper) == "nccl"
+        assert self.choice("sglang", "0.5.16", 160 * 1024, graph=False, ranks=6, options=hopper) == "oneshot"
+
+    def test_the_older_release_has_one_custom_kernel_up_to_8_mib(self) -> None:
+        assert self.choice("sglang", "0.5.11", 8 * 2**20) == "custom"
+        assert self.choice("sglang", "0.5.11", 8 * 2**20 + 1) == "nccl"
+        assert self.choice("sglang", "0.5.11", 1024, ranks=5) == "nccl"
+        assert self.choice("sglang", "0.5.16", 1024, ranks=5) == "oneshot"
+        old = {"env": {"SGLANG_OPT_USE_CUSTOM_ALL_REDUCE_V2": "0"}}
+        assert self.choice("sglang", "0.5.16", 1024, ranks=5, options=old) == "nccl"
+
+    def test_pcie_kernels_are_a_choice_of_late_releases(self) -> None:
+        asked = {"env": {"SGLANG_ENABLE_PCIE_IPC_ALLREDUCE": "1"}, "row_bytes": 14336, "max_rows": 48}
+        assert self.choice("sglang", "0.5.20", 14336, link="pcie", options=asked) == "nccl"
+        assert self.choice("sglang", "0.5.21", 14336, link="pcie", options=asked) == "pcie-ipc"
+        assert self.choice("sglang", "0.5.21", 14336 * 49, link="pcie", options=asked) == "nccl"
+        assert self.choice("sglang", "0.5.21", 14336, link="pcie") == "nccl"
+
+    def test_flags_and_environment(self) -> None:
+        off = {"disable_custom_all_reduce": True}
+        assert self.choice("sglang", None, 1024, options=off) == "nccl"
+        assert self.choice("vllm", None, 1024, options=off) == "nccl"
+        assert self.choice("sglang", None, 1024, options={"nodes": 2}) == "nccl"
+        assert self.choice("sglang", None, 1024, link="pcie", options={"env": {"NCCL_PROTO": "LL"}}) == "nccl-ll"
+        fused = {"flashinfer_allreduce_fusion": True, "compute_capability": "9.0", "row_bytes": 1024}
+        assert self.choice("sglang", None, 1024 * 2048, options=fused) == "flashinfer"
+        assert self.choice("sglang", None, 1024 * 2049, options=fused) != "flashinfer"
+        assert self.choice("sglang", None, 1024, options={**fused, "compute_capability": "12.0"}) != "flashinfer"
+
+    def test_vllm_limits(self) -> None:
+        """vLLM on eight H100: custom below 256 KiB, symmetric memory below 64 MiB; elsewhere custom below 8 MiB."""
+        hopper = {"compute_capability": "9.0"}
+        assert self.choice("vllm", None, 256 * 1024 - 1, options=hopper) == "custom"
+        assert self.choice("vllm", None, 256 * 1024, options=hopper) == "symm-mem"
+        assert self.choice("vllm", None, 64 * 2**20, options=hopper) == "nccl"
+        assert self.choice("vllm", None, 8 * 2**20 - 1, options={"compute_capability": "8.0"}) == "custom"
+        plain = {**hopper, "env": {"VLLM_ALLREDUCE_USE_SYMM_MEM": "0"}}
+        assert self.choice("vllm", None, 8 * 2**20, options=plain) == "nccl"
+
+    @given(
+        st.sampled_from(RELEASES),
+        st.integers(1, 17),
+        st.sampled_from(["none", "pcie", "nvlink"]),
+        st.booleans(),
+        st.lists(st.integers(1, 2**30), min_size=1, max_size=8),
+        st.fixed_dictionaries(
+            {},
+            optional={
+                "compute_capability": st.sampled_from(["8.0", "9.0", "10.0", "10.3", "12.0"]),
+                "disable_custom_all_reduce": st.booleans(),
+                "flashinfer_allreduce_fusion": st.booleans(),
+                "row_bytes": st.integers(0, 32768),
+                "p2p": st.booleans(),
+                "env": st.just({"SGLANG_ENABLE_PCIE_IPC_ALLREDUCE": "true", "NCCL_PROTO": "Simple"}),
+            },
+        ),
+    )
+    def test_arrays_agree_with_single_sizes_and_nccl_is_always_last(
+        self, release: tuple[str, str], ranks: int, link: str, graph: bool, sizes: list[int], options: dict[str, object]
+    ) -> None:
+        engine = load_engine(*release)
+        many = engine.allreduce_preference(ranks=ranks, link=link, bytes=np.array(sizes), graph=graph, options=options)
+        for size, names in zip(sizes, many, strict=True):
+            assert names[-1] == "nccl"
+            assert names == engine.allreduce_preference(
+                ranks=ranks, link=link, bytes=size, graph=graph, options=options
+            )
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_flag_lists(name: str) -> None:
+    flags = read_flags(name)
+    assert all(flag.startswith("-") and "_" not in flag for flag in flags)
+    assert set(flags.values()) <= {"switch", "value", "list", "optional"}

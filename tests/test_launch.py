@@ -1,0 +1,478 @@
+"""Reading launch lines: what the engines' parsers and their resolution of arguments do (docs/engines.md)."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from specsim.engines import ENGINES, METHODS, read_flags
+from specsim.errors import InputError
+from specsim.launch import read_launch
+
+EAGLE3 = (
+    "--model-path target --tp 8 --speculative-algorithm EAGLE3 --speculative-draft-model-path draft "
+    "--speculative-num-steps 2 --speculative-eagle-topk 1 --speculative-num-draft-tokens 3"
+)
+
+
+def sglang(line: str | list[str], **how: Any) -> dict[str, Any]:
+    return read_launch("sglang", line, **how).options
+
+
+def vllm(line: str | list[str], **how: Any) -> dict[str, Any]:
+    return read_launch("vllm", line, **how).options
+
+
+def notes(engine: str, line: str, **how: Any) -> str:
+    return "\n".join(read_launch(engine, line, **how).notes)
+
+
+class TestForms:
+    """One command in the forms in which people paste it."""
+
+    expected = (sglang(EAGLE3)["method"], 8, "target", "draft", 3)
+
+    @pytest.mark.parametrize(
+        "line",
+        [
+            EAGLE3,
+            f"python3 -m sglang.launch_server {EAGLE3}",
+            f"python -m sglang.launch_server {EAGLE3} --port 30000 2>&1 | tee server.log",
+            f"sglang serve {EAGLE3} > log.txt",
+            f"/opt/venv/bin/sglang serve {EAGLE3} &",
+            f"$ NCCL_P2P_DISABLE=1 SGLANG_X=y python3 -m sglang.launch_server {EAGLE3}",
+            f"export NCCL_DEBUG=INFO\npython3 -m sglang.launch_server {EAGLE3}",
+            f"cd /models && nohup python3 -m sglang.launch_server {EAGLE3}",
+            f"docker run --gpus all -e NCCL_DEBUG=INFO --env=A=b lmsysorg/sglang:latest python3 -m sglang.launch_server {EAGLE3}",
+            f'docker run lmsysorg/sglang:latest bash -c "python3 -m sglang.launch_server {EAGLE3}"',
+            "python3 -m sglang.launch_server \\\n  " + EAGLE3.replace(" --", " \\\n  --"),
+            "python3 -m sglang.launch_server \\\r\n  " + EAGLE3.replace(" --", " \\ \r\n  --"),
+            "python3 -m sglang.launch_server\n  " + EAGLE3.replace(" --", "\n  --"),
+            EAGLE3.replace("--tp 8", "--tp=8").replace("--model-path target", "--model-path=target"),
+            EAGLE3.replace("--tp 8", "--tp-size 8").replace("--model-path", "--model"),
+            EAGLE3.replace("--tp 8", "--tensor-parallel-size 8"),
+            EAGLE3.replace("--tp 8", "\u2014tp 8"),
+            EAGLE3.replace("--tp 8", "--tp 2 --tp 8"),
+            EAGLE3.replace("--model-path target", "target"),
+            EAGLE3.replace("--speculative-algorithm", "--speculative-algo"),
+            EAGLE3.replace("-num-steps", "_num_steps"),
+            EAGLE3.replace("EAGLE3", "eagle3"),
+        ],
+    )
+    def test_are_the_same(self, line: str) -> None:
+        launch = read_launch("sglang", line)
+        o = launch.options
+        assert (o["method"], o["tp"], o["model"], o["draft"], o["draft_tokens"]) == self.expected
+        assert launch.unknown == ()
+
+    def test_a_list_of_arguments_is_not_split_again(self) -> None:
+        assert sglang(["--model-path", "my model", "--tp", "2"])["model"] == "my model"
+
+    def test_empty(self) -> None:
+        assert sglang("") == {"method": "none"}
+        assert vllm([]) == {"method": "none"}
+
+    def test_environment_keeps_what_matters_and_no_secret(self) -> None:
+        line = "HF_TOKEN=secret NCCL_PROTO=LL python3 -m sglang.launch_server --model-path m"
+        assert sglang(line)["env"] == {"NCCL_PROTO": "LL"}
+
+    def test_release_from_the_image(self) -> None:
+        launch = read_launch("vllm", "docker run vllm/vllm-openai:v0.20.2 --model m -tp 4")
+        assert launch.options["engine_version"] == "0.20.2"
+        assert (launch.options["model"], launch.options["tp"]) == ("m", 4)
+
+    def test_unknown_flags_are_listed_with_their_values_left_out(self) -> None:
+        launch = read_launch("sglang", "--no-such-flag 1 2 --tp 4 --other=5 --another")
+        assert launch.unknown == ("--no-such-flag", "--other", "--another")
+        assert launch.options["tp"] == 4
+        assert "model" not in launch.options
+
+    def test_ambiguous_abbreviations(self) -> None:
+        launch = read_launch("sglang", "--speculative-num 3")
+        assert launch.unknown == ("--speculative-num",)
+        assert "ambiguous" in launch.notes[0]
+
+    def test_config_file_is_mentioned(self) -> None:
+        assert "serve.yaml" in notes("sglang", "--config serve.yaml --tp 2")
+        assert "serve.yaml" in notes("vllm", "vllm serve --config serve.yaml")
+
+    @pytest.mark.parametrize(
+        ("engine", "line", "match"),
+        [
+            ("sglang", "--tp zero", r"^--tp-size: 'zero' is not a whole number"),
+            ("sglang", "--tp 0", r"^--tp-size: 0 is out of range"),
+            ("sglang", "--tp", r"^--tp: expects a value"),
+            ("sglang", "--tp --model x", r"^--tp: expects a value"),
+            ("sglang", "--tp " + "9" * 6000, r"^--tp-size"),
+            ("sglang", "--mem-fraction-static 1.5", r"^--mem-fraction-static: '1.5' is not a fraction"),
+            ("sglang", "--mem-fraction-static nan", r"^--mem-fraction-static"),
+            ("sglang", "--cuda-graph-bs", r"^--cuda-graph-bs: expects at least one"),
+            ("sglang", "--cuda-graph-bs 1 two", r"'two' is not a whole number"),
+            ("sglang", "--cuda-graph-config {", r"^--cuda-graph-config: is not JSON"),
+            ("sglang", "--speculative-algorithm EAGEL", r"did you mean 'EAGLE"),
+            ("sglang", "--tp 4 --dp 3 --enable-dp-attention", r"does not divide"),
+            ("sglang", '--model "open', r"balance the quotes"),
+            ("sglang", "vllm serve m", r"is a line of vllm"),
+            ("sglang", "sglang serve a; sglang serve b", r"several servers"),
+            ("sglang", "SGLANG_SIMULATE_ACC_LEN=x sglang serve m", r"^SGLANG_SIMULATE_ACC_LEN"),
+            ("vllm", "python -m sglang.launch_server", r"is a line of sglang"),
+            ("vllm", "vllm serve m --speculative-config {method:eagle3}", r"^--speculative-config: is not JSON"),
+            ("vllm", "vllm serve m --speculative-config '[1]'", r"not a JSON object"),
+            ("vllm", """-sc '{"method":"eagle3","model":"d"}'""", r"num_speculative_tokens is missing"),
+            ("vllm", """-sc '{"method":"eagle3","num_speculative_tokens":3}'""", r"without a draft model"),
+            ("vllm", """-sc '{"method":"mtp","num_speculative_tokens":0}'""", r"out of range"),
+            ("vllm", """-sc '{"method":["mtp"],"num_speculative_tokens":1}'""", r"method is not a text"),
+            ("vllm", "--gpu-memory-utilization 0", r"^--gpu-memory-utilization"),
+        ],
+    )
+    def test_bad_values_are_one_line_that_names_the_flag(self, engine: str, line: str, match: str) -> None:
+        with pytest.raises(InputError, match=match) as caught:
+            read_launch(engine, line)
+        assert "\n" not in str(caught.value)
+        assert len(str(caught.value)) < 400
+
+    def test_unknown_engine(self) -> None:
+        with pytest.raises(InputError, match="did you mean 'vllm'"):
+            read_launch("vlm", "")
+
+
+class TestSglang:
+    """arg_groups/speculative_hook.py and server_args.py of 0.5.16 unless a release is named."""
+
+    def test_a_chain(self) -> None:
+        launch = read_launch("sglang", EAGLE3)
+        expected = {"method": "eagle3", "num_steps": 2, "topk": 1, "draft_tokens": 3, "max_running_requests": 48}
+        assert expected.items() <= launch.options.items()
+        assert "caps running requests at 48" in launch.notes[0]
+
+    def test_the_cap_gives_way_to_a_flag(self) -> None:
+        launch = read_launch("sglang", EAGLE3 + " --max-running-requests 128")
+        assert launch.options["max_running_requests"] == 128
+        assert launch.notes == ()
+
+    @pytest.mark.parametrize("tokens", [1, 2, 4, 64])
+    def test_topk_1_makes_draft_tokens_steps_plus_1(self, tokens: int) -> None:
+        line = EAGLE3.replace("--speculative-num-draft-tokens 3", f"--speculative-num-draft-tokens {tokens}")
+        assert sglang(line)["draft_tokens"] == 3
+        assert "steps + 1 = 3" in notes("sglang", line)
+
+    def test_a_tree_keeps_its_tokens(self) -> None:
+        line = EAGLE3.replace("topk 1", "topk 4").replace("draft-tokens 3", "draft-tokens 8")
+        assert (sglang(line)["topk"], sglang(line)["draft_tokens"]) == (4, 8)
+        assert sglang(line, version="0.5.12")["disable_overlap"]
+        assert "disable_overlap" not in sglang(line, version="0.5.13")
+
+    def test_a_tree_too_small_for_its_tokens(self) -> None:
+        """2 steps with topk 2 give 2 + 2 x 2 drafted tokens, 7 with the root."""
+        line = EAGLE3.replace("topk 1", "topk 2").replace("draft-tokens 3", "draft-tokens {}")
+        assert "at most 7" not in notes("sglang", line.format(7))
+        assert "at most 7" in notes("sglang", line.format(8))
+
+    @pytest.mark.parametrize(
+        ("model", "architecture", "expected"),
+        [
+            ("meta-llama/Llama-3.1-8B-Instruct", None, (5, 4, 8)),
+            ("any", "LlamaForCausalLM", (5, 4, 8)),
+            ("any", "Grok1ForCausalLM", (5, 4, 8)),
+            ("moonshotai/Kimi-K2.5", None, (3, 1, 4)),
+            ("llama-but-not", "DeepseekV3ForCausalLM", (3, 1, 4)),
+        ],
+    )
+    def test_without_all_three_the_architecture_decides(
+        self, model: str, architecture: str | None, expected: tuple[int, int, int]
+    ) -> None:
+        line = f"--model-path {model} --speculative-algorithm EAGLE3 --speculative-draft-model-path d"
+        o = sglang(line, architecture=architecture)
+        assert (o["num_steps"], o["topk"], o["draft_tokens"]) == expected
+        assert "chooses by architecture" in notes("sglang", line, architecture=architecture)
+
+    def test_only_some_of_the_three(self) -> None:
+        only_steps = "--speculative-algorithm EAGLE3 --speculative-num-steps 4"
+        assert (sglang(only_steps)["topk"], sglang(only_steps)["draft_tokens"]) == (1, 5)
+        assert "topk is missing" in notes("sglang", only_steps)
+        no_steps = "--speculative-algorithm EAGLE3 --speculative-num-draft-tokens 4 --speculative-eagle-topk 1"
+        assert (sglang(no_steps)["num_steps"], sglang(no_steps)["draft_tokens"]) == (3, 4)
+        assert "num-steps is missing" in notes("sglang", no_steps)
+
+    @pytest.mark.parametrize(
+        ("flags", "method"),
+        [
+            ("EAGLE --speculative-draft-model-path d", "eagle"),
+            ("EAGLE", "mtp"),
+            ("NEXTN", "mtp"),
+            ("nextn --speculative-draft-model d", "mtp"),
+            ("EAGLE3 --speculative-draft-model-path d", "eagle3"),
+            ("STANDALONE --speculative-draft-model-path d", "draft-model"),
+            ("NGRAM", "ngram"),
+            ("LOOKAHEAD", "ngram"),
+            ("FROZEN_KV_MTP", "mtp"),
+            ("DFLASH --speculative-draft-model-path d", "dflash"),
+        ],
+    )
+    def test_methods(self, flags: str, method: str) -> None:
+        assert sglang(f"--model-path m --speculative-algorithm {flags}")["method"] == method
+
+    def test_no_algorithm_no_speculation(self) -> None:
+        line = EAGLE3.replace("--speculative-algorithm EAGLE3", "")
+        assert sglang(line)["method"] == "none"
+        assert "max_running_requests" not in sglang(line)
+        assert "does not speculate" in notes("sglang", line)
+
+    def test_ngram(self) -> None:
+        """12 tokens and a breadth of 10 when nothing is said; steps is their quotient."""
+        o = sglang("--speculative-algorithm NGRAM")
+        assert (o["draft_tokens"], o["topk"], o["num_steps"]) == (12, 10, 1)
+        assert sglang("--speculative-algorithm NGRAM", version="0.5.13")["disable_overlap"]
+        assert "disable_overlap" not in o
+        line = "--speculative-algorithm NGRAM --enable-dp-attention --dp 2 --tp 2"
+        assert "refuses to start" in notes("sglang", line)
+
+    def test_attention_mode_decides_nothing_about_graphs(self) -> None:
+        line = EAGLE3 + " --speculative-attention-mode decode"
+        assert sglang(line)["speculative_attention_mode"] == "decode"
+        assert "disable_cuda_graph" not in sglang(line)
+        assert "does not decide whether they run in CUDA graphs" in notes("sglang", line)
+        with pytest.raises(InputError, match="--speculative-attention-mode"):
+            sglang(EAGLE3 + " --speculative-attention-mode extend")
+
+    def test_data_parallel_attention(self) -> None:
+        assert sglang("--tp 8 --dp 4 --enable-dp-attention")["dp_attention"] == 4
+        assert sglang("--tp 8 --enable-dp-attention")["dp_attention"] is False
+        assert "dp_attention" not in sglang("--tp 8 --dp 4")
+        assert "independent copies" in notes("sglang", "--tp 8 --dp 4")
+
+    @pytest.mark.parametrize(
+        ("flags", "expected"),
+        [
+            ("--cuda-graph-max-bs 32", {"cuda_graph_max_bs": 32}),
+            ("--cuda-graph-max-bs-decode 32", {"cuda_graph_max_bs": 32}),
+            ("--cuda-graph-bs 8 1 4", {"cuda_graph_max_bs": 8, "captured_sizes": [1, 4, 8]}),
+            ("--cuda-graph-bs 8 1 --cuda-graph-max-bs 99", {"cuda_graph_max_bs": 8, "captured_sizes": [1, 8]}),
+            ("--disable-cuda-graph", {"disable_cuda_graph": True}),
+            ("--cuda-graph-backend-decode disabled", {"disable_cuda_graph": True}),
+            ("--disable-cuda-graph --cuda-graph-backend-decode full", {}),
+            ("""--cuda-graph-config '{"decode":{"max_bs":16}}' --cuda-graph-max-bs 8""", {"cuda_graph_max_bs": 16}),
+            (
+                """--cuda-graph-config '{"decode":{"backend":"full"}}' --cuda-graph-backend-decode disabled""",
+                {},
+            ),
+            (
+                "--cuda-graph-max-bs 3 --disable-cuda-graph-padding",
+                {"cuda_graph_max_bs": 3, "captured_sizes": [1, 2, 3]},
+            ),
+        ],
+    )
+    def test_graphs(self, flags: str, expected: dict[str, Any]) -> None:
+        assert sglang(flags) == {"method": "none", **expected}
+
+    def test_plain_options(self) -> None:
+        line = (
+            "--kv-cache-dtype fp8_e4m3 --quantization w4afp8 --dtype bfloat16 --mem-fraction-static 0.85 --page-size 64 "
+            "--chunked-prefill-size -1 --context-length 32768 --attention-backend triton --disable-custom-all-reduce "
+            "--speculative-draft-attention-backend fa3 --disable-overlap-schedule --ep 8 --nnodes 2"
+        )
+        expected = {
+            "kv_cache_dtype": "fp8_e4m3",
+            "quantization": "w4afp8",
+            "dtype": "bfloat16",
+            "mem_fraction": 0.85,
+            "page_size": 64,
+            "chunked_prefill_size": -1,
+            "context_length": 32768,
+            "attention_backend": "triton",
+            "draft_attention_backend": "fa3",
+            "disable_custom_all_reduce": True,
+            "disable_overlap": True,
+            "ep": 8,
+            "nodes": 2,
+            "method": "none",
+        }
+        assert sglang(line) == expected
+
+    def test_allreduce_fusion(self) -> None:
+        assert sglang("--enable-flashinfer-allreduce-fusion")["flashinfer_allreduce_fusion"]
+        both = "--enable-flashinfer-allreduce-fusion --enforce-disable-flashinfer-allreduce-fusion"
+        assert sglang(both)["flashinfer_allreduce_fusion"] is False
+
+    def test_environment(self) -> None:
+        front = "SGLANG_SIMULATE_ACC_LEN=2.5 SGLANG_ENABLE_SPEC_V2=0 python3 -m sglang.launch_server "
+        assert sglang(front + EAGLE3)["simulated_accept_length"] == 2.5
+        assert "disable_overlap" not in sglang(front + EAGLE3)
+        assert sglang(front + EAGLE3, version="0.5.13")["disable_overlap"]
+        asked = "SGLANG_ENABLE_PCIE_IPC_ALLREDUCE=1 sglang serve m"
+        assert "exists from 0.5.21" in notes("sglang", asked)
+        assert "exists from 0.5.21" not in notes("sglang", asked, version="0.5.21")
+        assert "host memory" in notes("sglang", "NCCL_P2P_DISABLE=1 sglang serve m")
+
+
+class TestVllm:
+    """vllm/config/speculative.py, engine/arg_utils.py and utils/argparse_utils.py of 0.20.0."""
+
+    @pytest.mark.parametrize(
+        "flags",
+        [
+            """--speculative-config '{"method":"eagle3","model":"d","num_speculative_tokens":3}'""",
+            """--speculative_config='{"method":"eagle3","model":"d","num_speculative_tokens":3}'""",
+            """-sc '{"method": "eagle3", "model": "d", "num_speculative_tokens": 3}'""",
+            "--speculative-config.method eagle3 --speculative-config.model d --speculative-config.num_speculative_tokens 3",
+            "--speculative-config.method=eagle3 -sc.model=d -sc.num-speculative-tokens=3",
+            "--spec-method eagle3 --spec-model d --spec-tokens 3",
+        ],
+    )
+    def test_speculative_config_forms(self, flags: str) -> None:
+        o = vllm(f"vllm serve target -tp 8 {flags}")
+        expected = {"model": "target", "tp": 8, "method": "eagle3", "draft": "d", "num_steps": 3, "draft_tokens": 4}
+        assert expected.items() <= o.items()
+        assert "max_running_requests" not in o
+
+    @pytest.mark.parametrize(
+        ("config", "method"),
+        [
+            ({"method": "deepseek_mtp", "num_speculative_tokens": 1}, "mtp"),
+            ({"method": "mtp", "num_speculative_tokens": 1}, "mtp"),
+            ({"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}, "ngram"),
+            ({"model": "[ngram]", "num_speculative_tokens": 4}, "ngram"),
+            ({"method": "suffix"}, "ngram"),
+            ({"model": "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", "num_speculative_tokens": 2}, "eagle3"),
+            ({"model": "yuhuili/EAGLE-LLaMA3-Instruct-8B", "num_speculative_tokens": 2}, "eagle"),
+            ({"model": "z/Qwen3-DFlash", "num_speculative_tokens": 2}, "dflash"),
+            ({"model": "Qwen/Qwen3-0.6B", "num_speculative_tokens": 2}, "draft-model"),
+            ({"method": "draft_model", "model": "Qwen/Qwen3-0.6B", "num_speculative_tokens": 2}, "draft-model"),
+        ],
+    )
+    def test_methods(self, config: dict[str, Any], method: str) -> None:
+        assert vllm(["serve", "m", "-sc", json.dumps(config)])["method"] == method
+
+    def test_missing_number_of_tokens(self) -> None:
+        assert vllm("""-sc '{"method":"suffix"}'""")["draft_tokens"] == 25
+        assert vllm("""-sc '{"method":"mtp"}'""")["draft_tokens"] == 2
+
+    def test_dotted_arguments_replace_json_given_before(self) -> None:
+        """vLLM appends the merged dotted arguments as one JSON at the end, and the last value wins."""
+        line = """-sc '{"method":"mtp","num_speculative_tokens":1}' -sc.method ngram -sc.num_speculative_tokens 4"""
+        assert (vllm(line)["method"], vllm(line)["num_steps"]) == ("ngram", 4)
+
+    @pytest.mark.parametrize(
+        ("flags", "expected"),
+        [
+            ("--enforce-eager", {"disable_cuda_graph": True}),
+            ("--enforce-eager --no-enforce-eager", {}),
+            ("-O0", {"disable_cuda_graph": True}),
+            ("-O3", {}),
+            ("-cc.cudagraph_mode=NONE", {"disable_cuda_graph": True}),
+            ("""--compilation-config '{"cudagraph_mode":"FULL_AND_PIECEWISE"}'""", {}),
+            ("--compilation-config 3", {}),
+            (
+                """--compilation-config '{"cudagraph_capture_sizes":[8,1]}'""",
+                {"captured_sizes": [1, 8]},
+            ),
+            ("--cudagraph-capture-sizes 1 2 4", {"captured_sizes": [1, 2, 4]}),
+            ("--max-cudagraph-capture-size 64", {"cuda_graph_max_bs": 64}),
+        ],
+    )
+    def test_graphs(self, flags: str, expected: dict[str, Any]) -> None:
+        assert vllm(f"vllm serve m {flags}") == {"model": "m", "method": "none", **expected}
+
+    def test_parallelism(self) -> None:
+        o = vllm("vllm serve m --data_parallel_size 8 --enable-expert-parallel")
+        assert (o["tp"], o["dp_attention"], o["ep"]) == (8, 8, 8)
+        o = vllm("vllm serve m -tp 8 --enable-expert-parallel")
+        assert (o["tp"], o["ep"]) == (8, 8)
+        assert "dp_attention" not in o
+        assert "copies" in notes("vllm", "vllm serve m --data-parallel-size 2 -tp 4")
+
+    def test_draft_parallelism(self) -> None:
+        line = (
+            """-tp 8 -sc '{"method":"eagle3","model":"d","num_speculative_tokens":2,"draft_tensor_parallel_size":1}'"""
+        )
+        assert vllm(line)["draft_tp"] == 1
+        assert "takes only 1" in notes("vllm", line.replace('size":1', 'size":4'))
+
+    def test_plain_options(self) -> None:
+        line = (
+            "vllm serve m --max-num-seqs 64 --max-num-batched-tokens 8k --kv-cache-dtype fp8 --max-model-len 32K "
+            "--gpu-memory-utilization 0.9 --block-size 16 --no-async-scheduling --disable-custom-all-reduce -q fp8"
+        )
+        expected = {
+            "model": "m",
+            "max_running_requests": 64,
+            "max_num_batched_tokens": 8000,
+            "kv_cache_dtype": "fp8",
+            "context_length": 32768,
+            "mem_fraction": 0.9,
+            "page_size": 16,
+            "disable_overlap": True,
+            "disable_custom_all_reduce": True,
+            "quantization": "fp8",
+            "method": "none",
+        }
+        assert vllm(line) == expected
+
+
+def _read(engine: str, line: str | list[str]) -> None:
+    """A launch that JSON can hold, or one line of error; soon."""
+    begin = time.perf_counter()
+    try:
+        launch = read_launch(engine, line)
+    except InputError as error:
+        said = str(error)
+    else:
+        said = json.dumps(launch.options) + "".join(launch.notes + launch.unknown).replace("\n", " ")
+    assert "\n" not in said
+    assert time.perf_counter() - begin < 2
+
+
+FLAGS = {engine: sorted(read_flags(engine)) for engine in ENGINES}
+VALUES = st.one_of(
+    st.sampled_from(["1", "0", "-1", "8", "0.5", "EAGLE3", "NGRAM", "nan", "1e9", "", "{}", "[]", '{"decode":{"bs":[1]}}',
+                     '{"method":"eagle3","model":"d","num_speculative_tokens":2}', "a b", "\u00b2", "1_0"]),
+    st.text(max_size=12),
+)  # fmt: skip
+
+
+class TestFuzz:
+    @given(st.sampled_from(ENGINES), st.text(max_size=300))
+    def test_any_text(self, engine: str, text: str) -> None:
+        _read(engine, text)
+
+    @given(st.sampled_from(ENGINES), st.lists(st.text(max_size=20), max_size=20))
+    def test_any_list(self, engine: str, words: list[str]) -> None:
+        _read(engine, words)
+
+    @settings(suppress_health_check=[HealthCheck.too_slow], max_examples=200)
+    @given(st.data(), st.sampled_from(ENGINES), st.booleans())
+    def test_any_flags(self, data: st.DataObject, engine: str, quoted: bool) -> None:
+        flag = st.sampled_from(FLAGS[engine]).map(
+            lambda f: f if len(f) % 3 else f.replace("-", "_").replace("__", "--")
+        )
+        words = data.draw(st.lists(st.one_of(flag, VALUES, st.builds("{}={}".format, flag, VALUES)), max_size=15))
+        _read(engine, shlex.join(words) if quoted else words)
+
+    @given(st.data())
+    def test_speculation_resolves_to_a_consistent_chain_or_tree(self, data: st.DataObject) -> None:
+        number = st.none() | st.integers(1, 16)
+        steps, topk, tokens = (data.draw(number) for _ in range(3))
+        algorithm = data.draw(st.sampled_from(["EAGLE", "EAGLE3", "NEXTN", "STANDALONE"]))
+        line = f"--speculative-algorithm {algorithm}"
+        line += f" --speculative-num-steps {steps}" if steps else ""
+        line += f" --speculative-eagle-topk {topk}" if topk else ""
+        line += f" --speculative-num-draft-tokens {tokens}" if tokens else ""
+        o = sglang(line)
+        assert o["method"] in METHODS
+        assert o["num_steps"] >= 1
+        assert o["topk"] >= 1
+        if o["topk"] == 1:
+            assert o["draft_tokens"] == o["num_steps"] + 1
+
+    def test_long_lines_are_quick(self) -> None:
+        for line in ("--tp 1 " * 14_000, "a" * 99_000, "'" * 99_998, "\\\n" * 45_000, "x=y " * 24_000, "-e " * 30_000):
+            _read("sglang", line)
+            _read("vllm", line)
+        with pytest.raises(InputError, match="longer than"):
+            read_launch("sglang", "x" * 300_000)
