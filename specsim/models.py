@@ -240,8 +240,13 @@ class Model:
 
     @property
     def active_parameters_without_embedding(self) -> int:
-        """As `active_parameters` without the input embedding, of which a token reads one row: other cards count so."""
+        """As `active_parameters` without the input embedding, of which a token reads one row: some cards count so."""
         return self.active_parameters - (0 if self.tied else self._embedding)
+
+    @property
+    def active_parameters_in_layers(self) -> int:
+        """As `active_parameters` without embedding and head: other cards count so."""
+        return self.active_parameters - self._embedding - (0 if self.tied else self.head.parameters)
 
     @property
     def experts(self) -> Experts | None:
