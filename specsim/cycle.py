@@ -101,11 +101,11 @@ def _pass(s: Scenario, model: Model, machine: Machine, tokens: Array, phase: str
     in_graph = s.graph_phases.get(phase, True)
     captured = s.captured.get(phase, ())
     if in_graph and captured:
-        padded = s.engine.padded_batch(share, captured)
+        padded = s.engine.padded_batch(share, captured).astype(np.float64)
         graph = _cost(
             s, model, machine, Load(share, tokens, s.context, padded, routing), network, phase, fc=fc, graph=True
         )
-        above = share > max(captured)
+        above = np.asarray(share > max(captured))
         if not np.any(above):
             return graph
         eager = _cost(
@@ -120,11 +120,11 @@ def _pass(s: Scenario, model: Model, machine: Machine, tokens: Array, phase: str
 def _cost(
     s: Scenario, model: Model, machine: Machine, load: Load, network: Network, phase: str, *, fc: bool, graph: bool
 ) -> Cost:
-    p: Pass = build(model, s.parallel, s.engine, graph, fc=fc)
+    p: Pass = build(model, s.parallel, s.engine, graph, fc=fc, last_rows=phase == "extend")
     return cost(p, load, machine, s.engine, network, graph=graph, verify=phase in ("verify", "extend"))
 
 
-def _chosen(where: Array, a: Cost, b: Cost) -> Cost:
+def _chosen(where: NDArray[np.bool_], a: Cost, b: Cost) -> Cost:
     """Cost a where `where`, cost b elsewhere."""
     keys = dict.fromkeys([*a.seconds, *b.seconds])
     zero = np.zeros(())

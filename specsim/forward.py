@@ -93,10 +93,10 @@ def weight_bytes(p: Projection, ranks: int) -> float:
     return p.count * (inputs * outputs + (outputs if p.bias else 0)) * p.format.bytes
 
 
-def _projection(p: Projection, ranks: int, *, component: str = "gemm") -> Operator:
+def _projection(p: Projection, ranks: int, *, component: str = "gemm", rows: Feature = ROWS) -> Operator:
     inputs, outputs = slice_of(p, ranks)
     weights = weight_bytes(p, ranks) / p.count
-    return gemm(inputs, outputs, weights, f"gemm_{p.format.name}", calls=p.count, component=component)
+    return gemm(inputs, outputs, weights, f"gemm_{p.format.name}", calls=p.count, component=component, rows=rows)
 
 
 def attention_core(a: Attention, ranks: int, kv_bytes: float, kernels: float) -> Iterator[Operator]:
@@ -113,7 +113,7 @@ def attention_core(a: Attention, ranks: int, kv_bytes: float, kernels: float) ->
         return
     limit = a.window
     if a.kind == "mla":
-        values, width = a.kv_lora_rank + a.rope_dim, 2 * a.kv_lora_rank + a.rope_dim
+        values, width = float(a.kv_lora_rank + a.rope_dim), 2 * a.kv_lora_rank + a.rope_dim
     else:
         v = a.v_head_dim or a.head_dim
         values, width = max(1.0, a.kv_heads / ranks) * (a.head_dim + v), a.head_dim + v
@@ -194,28 +194,30 @@ def _extras(engine: Engine, piece: str, model: Model) -> Iterator[Operator]:
         yield small(rate, calls, model.hidden)
 
 
-def allreduce(bytes_a_row: float) -> Operator:
+def allreduce(bytes_a_row: float, rows: Feature = ROWS) -> Operator:
     """One sum over ranks of rows x bytes_a_row."""
-    return Operator("allreduce", "allreduce", 1, 1, message={ROWS: bytes_a_row})
+    return Operator("allreduce", "allreduce", 1, 1, message={rows: bytes_a_row})
 
 
 def build(
-    model: Model, parallel: Parallel, engine: Engine, graph: bool, *, head: bool = True, fc: bool = False
+    model: Model, parallel: Parallel, engine: Engine, graph: bool, *, fc: bool = False, last_rows: bool = False
 ) -> Pass:
-    """All operators of a pass through the model's layers, its head and, for a drafter, its fc."""
+    """All operators of a pass through the model's layers, its head and, for a drafter, its fc.
+
+    last_rows: the head sees one row a sequence (a draft extend keeps only the last accepted one).
+    """
     operators: list[Operator] = []
     for layer, n in model.layers:
         operators += [o.times(n) for o in merge(layer_operators(layer, model, parallel, engine, graph))]
-    operators += _extras(engine, "pass", model)
+    operators += _extras(engine, "draft" if model.draft else "pass", model)
     if parallel.tp > 1:
         operators.append(allreduce(model.hidden * model.activation.bytes))  # vocabulary-parallel embedding
     if fc and model.draft and model.draft.fc:
         operators.append(_projection(model.draft.fc, 1))
-    if head:
-        operators.append(small("norm", 1, model.hidden))
-        operators.append(_projection(model.head, parallel.tp, component="lm_head"))
-        if parallel.tp > 1:  # logits gathered: half an all-reduce of as many bytes
-            operators.append(allreduce(model.head.outputs * model.activation.bytes / 2))
+    seen = BATCH if last_rows else ROWS
+    operators.append(_projection(model.head, parallel.tp, component="lm_head", rows=seen))
+    if parallel.tp > 1:  # logits gathered: half an all-reduce of as many bytes
+        operators.append(allreduce(model.head.outputs * model.activation.bytes / 2, seen))
     return Pass(merge(operators), model.num_layers)
 
 

@@ -114,7 +114,7 @@ class DistinctExperts(Feature):
         return load.routing.distinct(load.rows, self.count, self.per_token) / self.groups
 
 
-Linear = Mapping[Feature, float]
+Linear = Mapping[Any, float]  # by Feature; Any, since a mapping's keys are invariant
 
 
 def _added(a: Linear, b: Linear, scale: float = 1.0) -> dict[Feature, float]:
@@ -178,11 +178,18 @@ def merge(operators: Iterable[Operator]) -> tuple[Operator, ...]:
 
 
 def gemm(
-    inputs: float, outputs: float, weight_bytes: float, rate: str, *, calls: int = 1, component: str = "gemm"
+    inputs: float,
+    outputs: float,
+    weight_bytes: float,
+    rate: str,
+    *,
+    calls: int = 1,
+    component: str = "gemm",
+    rows: Feature = ROWS,
 ) -> Operator:
     """rows x inputs times inputs x outputs: reads the weights once, reads and writes the rows as bf16."""
-    moved = {ONE: weight_bytes, ROWS: (inputs + outputs) * 2.0}
-    return Operator(component, rate, 1.0, 1.0, moved, {ROWS: 2.0 * inputs * outputs}).times(calls)
+    moved = {ONE: weight_bytes, rows: (inputs + outputs) * 2.0}
+    return Operator(component, rate, 1.0, 1.0, moved, {rows: 2.0 * inputs * outputs}).times(calls)
 
 
 def small(rate: str, calls: float, width: float, *, kernels_each: float = 1.0, passes: float = 3.0) -> Operator:

@@ -50,14 +50,14 @@ def test_a_dense_decode_by_hand() -> None:
 
     gemm: 4 calls x 10 us; weights 2 x (1024 x 2048 + 1024 x 1024 + 1024 x 8192 + 4096 x 1024) = 31.457e6 bytes, rows
     2 x (3072 + 2048 + 9216 + 5120) = 38,912 -> 31.496 us. attention: 10 us + 1000 tokens x 2048 bytes = 2.048 us.
-    norm: 2 calls, 6 x 1024 bytes each. lm_head: 10 us + 2 x 1024 x 32,000 + 2 x 33,024 = 65.602 us; its norm.
+    norm: 2 calls, 6 x 1024 bytes each. lm_head: 10 us + 2 x 1024 x 32,000 + 2 x 33,024 = 65.602 us.
     """
     machine = build_machine(profile(), QUIET)
     p = build(dense(1), Parallel(), QUIET, True)
     c = cost(p, load(context=999), machine, QUIET, NO_NETWORK, graph=True)
     assert c.seconds["gemm"] == pytest.approx(40e-6 + 31.496e-6, rel=1e-4)
     assert c.seconds["attention"] == pytest.approx(12.048e-6, rel=1e-4)
-    assert c.seconds["small_kernels"] == pytest.approx(3 * (10e-6 + 6 * 1024e-12), rel=1e-4)
+    assert c.seconds["small_kernels"] == pytest.approx(2 * (10e-6 + 6 * 1024e-12), rel=1e-4)
     assert c.seconds["lm_head"] == pytest.approx(75.602e-6, rel=1e-4)
     assert c.seconds["launch"] == pytest.approx(10e-6)  # one graph launch
     assert "allreduce" not in c.seconds
@@ -107,7 +107,8 @@ def test_kv_is_read_once_for_all_rows_of_a_sequence() -> None:
 def test_time_never_falls_with_more_work(batch: int, context: int, d: int, tp: int, experts: bool) -> None:
     """More rows, context or layers never cost less; more ranks never load a rank with more bytes of weights."""
     model = moe() if experts else dense()
-    base = scenario(model, tp=tp, batch=batch, context=context, d=d, engine=QUIET)
+    graphs = {"captured_sizes": tuple(range(1, 129))}  # no step from graph to eager, where a pass may get cheaper
+    base = scenario(model, tp=tp, batch=batch, context=context, d=d, engine=QUIET, options=graphs)
     machine = build_machine(base.profile, QUIET)
     here = evaluate(base, machine)
     assert here.cycle_s > here.verify.total  # type: ignore[union-attr]
