@@ -163,6 +163,17 @@ class Engine:
             present["extend"] &= backend in self.policy["graphs"]["extend_backends"]
         return {phase: on and not disable_cuda_graph and phase not in eager for phase, on in present.items()}
 
+    def piecewise_phases(self, method: str, *, attention_backend: str | None = None) -> frozenset[str]:
+        """Phases whose graphs leave attention out, so that each layer costs an eager attention call and one more graph.
+
+        vLLM's drafts always; its verify with attention backends that capture single-token decode only. SGLang: none.
+        """
+        graphs = self.policy["graphs"]
+        phases = set(graphs["piecewise"]) if method not in ("ngram", "none") else set()
+        if method != "none" and attention_backend and attention_backend.lower() in graphs["piecewise_verify"]:
+            phases.add("verify")
+        return frozenset(phases)
+
     def allreduce_limits(
         self, *, ranks: int, link: str, graph: bool, options: Mapping[str, Any] | None = None
     ) -> tuple[tuple[str, int], ...]:
@@ -170,8 +181,8 @@ class Engine:
 
         Used: the first whose limit the message does not exceed; the last has none. `options`, all optional:
         disable_custom_all_reduce, p2p (two PCIe GPUs reach each other), nodes, compute_capability ("9.0"),
-        flashinfer_allreduce_fusion (bool), dp_attention, row_bytes (of one row, for limits in rows), max_rows (of the
-        widest captured pass), symmetric_memory, and env (environment variables by name).
+        flashinfer_allreduce_fusion (None: the engine decides by architecture), architecture, dp_attention, row_bytes (of
+        one row, for limits in rows), max_rows (of the widest captured pass), and env (environment variables by name).
         """
         options = options or {}
         env: Mapping[str, str] = options.get("env") or {}
@@ -201,11 +212,10 @@ class Engine:
         major = capability.split(".")[0]
         found: list[tuple[str, int]] = []
         row_bytes = int(options.get("row_bytes") or 0)
-        if (
-            options.get("flashinfer_allreduce_fusion")
-            and major in rules["fusion_capabilities"]
-            and not options.get("dp_attention")
-        ):
+        fused = options.get("flashinfer_allreduce_fusion")
+        if fused is None:
+            fused = link == "nvlink" and options.get("architecture") in rules["fusion_architectures"]
+        if fused and major in rules["fusion_capabilities"] and not options.get("dp_attention"):
             found.append(("flashinfer", rules["fusion_max_rows"] * row_bytes or NO_LIMIT))
         if custom and link == "nvlink" and ranks in rules["v2_ranks"] and self._v2(env):
             table = rules["oneshot_kib"].get(major, rules["oneshot_kib"]["other"])

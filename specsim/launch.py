@@ -19,7 +19,8 @@ from specsim.engines import ENGINES, command_line, load_engine, read_flags
 from specsim.errors import InputError, did_you_mean
 
 MAX_LENGTH = 100_000  # characters of a line
-ENVIRONMENT = re.compile(r"(NCCL|SGLANG|SGL|VLLM|CUDA|FLASHINFER|TORCH)_\w+$")  # what may change the speed; no secrets
+# What may change the speed, and no secret such as VLLM_API_KEY.
+ENVIRONMENT = re.compile(r"(?!.*(KEY|TOKEN|SECRET|PASSW))(NCCL|SGLANG|SGL|VLLM|CUDA|FLASHINFER|TORCH)_\w+$")
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 NUMBER = re.compile(r"-\d+$|-\d*\.\d+$")
 STARTS = {
@@ -82,7 +83,9 @@ def read_launch(
         notes.append(f"--config {values['--config']}: the file is not read here; flags on the line win over it")
     if parts.env.get("NCCL_P2P_DISABLE", "0") != "0":
         notes.append("NCCL_P2P_DISABLE: NCCL all-reduces go through host memory; the engine's custom kernels ignore it")
-    return Launch(engine, options, tuple(dict.fromkeys(unknown)), tuple(dict.fromkeys(notes)))
+    return Launch(
+        engine, options, tuple(dict.fromkeys(unknown)), tuple(dict.fromkeys(" ".join(note.split()) for note in notes))
+    )
 
 
 def _described(engine: str, version: str) -> str | None:

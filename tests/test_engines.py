@@ -208,6 +208,12 @@ class TestGraphPhases:
         expected = {"decode": True, "draft": False, "verify": True, "extend": False}
         assert load_engine("sglang").graph_phases("ngram") == expected
 
+    def test_vllm_drafts_in_piecewise_graphs(self) -> None:
+        assert load_engine("vllm").piecewise_phases("eagle3") == {"draft", "extend"}
+        assert "verify" in load_engine("vllm").piecewise_phases("eagle3", attention_backend="TRITON_MLA")
+        assert not load_engine("vllm").piecewise_phases("none", attention_backend="TRITON_MLA")
+        assert not load_engine("sglang").piecewise_phases("eagle3", attention_backend="triton")
+
     def test_unknown_names(self) -> None:
         with pytest.raises(InputError, match="did you mean 'eagle"):
             load_engine("sglang").graph_phases("eagel")
@@ -267,6 +273,12 @@ class TestAllReduce:
         assert self.choice("sglang", None, 1024 * 2048, options=fused) == "flashinfer"
         assert self.choice("sglang", None, 1024 * 2049, options=fused) != "flashinfer"
         assert self.choice("sglang", None, 1024, options={**fused, "compute_capability": "12.0"}) != "flashinfer"
+
+    def test_fused_allreduce_is_on_by_itself_for_some_architectures(self) -> None:
+        auto = {"architecture": "DeepseekV3ForCausalLM", "compute_capability": "9.0"}
+        assert self.choice("sglang", None, 14336, options=auto) == "flashinfer"
+        assert self.choice("sglang", None, 14336, options={**auto, "flashinfer_allreduce_fusion": False}) == "oneshot"
+        assert self.choice("sglang", None, 14336, link="pcie", options=auto) == "nccl"
 
     def test_vllm_limits(self) -> None:
         """vLLM on eight H100: custom below 256 KiB, symmetric memory below 64 MiB; elsewhere custom below 8 MiB."""

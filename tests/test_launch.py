@@ -79,7 +79,7 @@ class TestForms:
         assert vllm([]) == {"method": "none"}
 
     def test_environment_keeps_what_matters_and_no_secret(self) -> None:
-        line = "HF_TOKEN=secret NCCL_PROTO=LL python3 -m sglang.launch_server --model-path m"
+        line = "HF_TOKEN=secret VLLM_API_KEY=secret SGLANG_ADMIN_API_KEY=s NCCL_PROTO=LL python3 -m sglang.launch_server --model-path m"
         assert sglang(line)["env"] == {"NCCL_PROTO": "LL"}
 
     def test_release_from_the_image(self) -> None:
