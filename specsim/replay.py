@@ -96,7 +96,7 @@ def _summary(pairs: Sequence[Pair]) -> dict[str, Any]:
     return {
         "n": len(pairs),
         "median_abs_error": round(statistics.median(errors), 5),
-        "worst_error": round(max((p.error for p in pairs), key=lambda e: abs(e)), 5),
+        "worst_error": round(max(pairs, key=lambda p: abs(p.error)).error, 5),
         "interval_coverage": round(sum(p.covered for p in pairs) / len(pairs), 4),
     }
 
@@ -255,18 +255,21 @@ def run(path: Path, hardware: str | None, predictor: Predictor = predict_point) 
 
 def show(result: Result, console: Console, rows: int = 20) -> None:
     """Print the summary and the worst pairs."""
+    from rich import box
     from rich.table import Table
 
-    table = Table(title="Predicted against observed", title_justify="left")
+    table = Table(title="Predicted against observed", title_justify="left", box=box.SIMPLE)
     for name in ("phase", "n", "median error", "worst", "in 80 % interval"):
         table.add_column(name, justify="left" if name == "phase" else "right")
     for phase, s in result.summary().items():
         figures = (f"{s['median_abs_error']:.1%}", f"{s['worst_error']:+.1%}", f"{s['interval_coverage']:.0%}")
         table.add_row(phase, str(s["n"]), *figures)
     console.print(table)
-    worst = Table(title="Worst first", title_justify="left")
+    worst = Table(title="Worst first", title_justify="left", box=box.SIMPLE, padding=(0, 1, 0, 0))
     for name in ("record", "phase", "batch", "context", "observed", "predicted", "80 % interval", "error", ""):
-        worst.add_column(name, justify="left" if name in ("record", "phase") else "right", no_wrap=name != "record")
+        worst.add_column(
+            name, justify="left" if name in ("record", "phase") else "right", overflow="fold", no_wrap=name != "record"
+        )
     for p in result.pairs[:rows]:
         interval = f"{_short(p.low)}..{_short(p.high)}"
         cells = (p.record, p.phase, str(p.batch), str(p.context), _short(p.observed), _short(p.predicted), interval)

@@ -85,10 +85,10 @@ class Launched:
     """A server process in a session of its own. A context manager: leaving it stops the server and its children."""
 
     def __init__(
-        self, command: Sequence[str], env: Mapping[str, str], port: int, log: Path, host: str = "127.0.0.1"
+        self, command: Sequence[str], env: Mapping[str, str], port: int, log: Path, timeout: float = 300.0
     ) -> None:
         self.command, self.env, self.log = list(command), dict(env), log
-        self.client = Client(f"http://{host}:{port}")
+        self.client = Client(f"http://127.0.0.1:{port}", timeout)
         self._process: subprocess.Popen[bytes] | None = None
         self._seen: set[int] = set()
 

@@ -296,14 +296,20 @@ def run_url(
     url: str,
     pairs: Sequence[tuple[int, int]],
     folder: Path,
-    name: str | None,
     plan: Plan,
-    model: Path | None,
     say: Say,
+    *,
+    name: str | None = None,
+    model: Path | None = None,
+    log: Path | None = None,
     deadline: float = float("inf"),
+    request_timeout: float = 300.0,
 ) -> tuple[Path, int]:
-    """Measure a server that already runs. The record's path and how many points failed. Raises WorkError."""
-    client = Client(url)
+    """Measure a server that already runs. The record's path and how many points failed. Raises WorkError.
+
+    model: where its config.json is, if not where the server says; log: the server's log file, if it can be read here.
+    """
+    client = Client(url, request_timeout)
     served = identify(client)
     say(f"{client.url}: {served.engine} {served.version}, {served.model}")
     label = name or re.sub(r"[^A-Za-z0-9._-]+", "-", f"{served.engine}-{Path(served.model).name}").strip("-.")
@@ -323,7 +329,8 @@ def run_url(
         record.caveats.append("the model's config.json was not found from here: replay needs it (give --model DIR)")
     record.caveats.append("other users' requests, if there were any, slow the steps down")
     recorder = Recorder(record, folder)
-    failed = measure_all(client, served, recorder, pairs, plan, None, say, deadline)
+    tail = LogTail(log) if log is not None else None
+    failed = measure_all(client, served, recorder, pairs, plan, tail, say, deadline)
     if not record.points:
         raise WorkError(f"{client.url}: no point could be measured; see the lines above")
     return recorder.path, failed
@@ -337,6 +344,7 @@ def run_scenario(
     *,
     port: int | None = None,
     start_timeout: float = 600.0,
+    request_timeout: float = 300.0,
     deadline: float = float("inf"),
     multicast: bool = False,
     command: Sequence[str] = (sys.executable, "-m", "sglang.launch_server"),
@@ -372,7 +380,7 @@ def run_scenario(
             record.caveats.append(scenario.about)
         log = folder / "logs" / f"{scenario.name}.log"
         say(f"{scenario.name}: starting {' '.join(command)} {' '.join(flags)}")
-        server = stack.enter_context(Launched([*command, *flags], env, chosen, log))
+        server = stack.enter_context(Launched([*command, *flags], env, chosen, log, request_timeout))
         took = server.wait(min(start_timeout, max(deadline - time.monotonic(), 1.0)), say)
         say(f"{scenario.name}: healthy after {took:.0f} s")
         served = identify(server.client)

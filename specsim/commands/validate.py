@@ -99,6 +99,10 @@ PATH = click.Path(path_type=Path)
 @click.option(
     "--start-timeout", type=click.FloatRange(1), default=600.0, show_default=True, help="Seconds to get healthy."
 )
+@click.option(
+    "--request-timeout", type=click.FloatRange(0.1), default=300.0, show_default=True, help="Seconds for a batch."
+)
+@click.option("--server-log", type=PATH, help="Log file of the server at --url, to compare with.")
 @click.option("--server-command", default=f"{sys.executable} -m sglang.launch_server", help="What starts the server.")
 @click.option(
     "--allow-multicast", is_flag=True, help="Allow NVLink multicast flags: can disturb other users of the host."
@@ -140,7 +144,18 @@ def _measure(mode: str, options: dict[str, Any]) -> int:
     signal.signal(signal.SIGTERM, _interrupted)
     if mode == "url":
         pairs = [(b, c) for c in options["context"] or [1024] for b in options["batch"] or [1, 4, 16, 32]]
-        path, failed = run_url(options["url"], pairs, folder, options["name"], plan, options["model"], note, deadline)
+        path, failed = run_url(
+            options["url"],
+            pairs,
+            folder,
+            plan,
+            note,
+            name=options["name"],
+            model=options["model"],
+            log=options["server_log"],
+            deadline=deadline,
+            request_timeout=options["request_timeout"],
+        )
         paths, failures = [path], [f"{failed} of {len(pairs)} points could not be measured"] if failed else []
     else:
         scenarios = load_scenarios(options["scenarios"]) if mode == "scenarios" else [_scenario(options)]
@@ -162,6 +177,7 @@ def _measure(mode: str, options: dict[str, Any]) -> int:
                 note,
                 port=options["port"],
                 start_timeout=options["start_timeout"],
+                request_timeout=options["request_timeout"],
                 deadline=deadline,
                 multicast=options["allow_multicast"],
                 command=shlex.split(options["server_command"]),
