@@ -1,1 +1,15 @@
-"""Microbenchmarks that measure a box (torch)."""
+"""Microbenchmarks: what one box does with the operators of a forward pass, and with nothing that knows a model.
+
+Each module that measures something supplies the same few names:
+
+    NAME      what `--only` calls it
+    WHAT      what is measured, AGAINST what it is compared or checked, UNITS of its samples
+    RANKS     "one" (GPU 0 alone), "all" (every rank at once) or "groups" (subgroups of 2 up to all ranks)
+    cases(context) -> list[Case]           sizes to measure
+    run(context, case) -> Measurement      samples in seconds
+
+Modules: gemm, moe, attention, small, peak, launches, copies, allreduce. `worker` runs them in one process a GPU,
+`launch` starts and watches those processes, `health` reads nvidia-smi. Only the worker's side imports torch.
+"""
+
+MEASUREMENTS = ("peak", "launches", "small", "gemm", "moe", "attention", "copies", "allreduce")

@@ -1,0 +1,163 @@
+"""All-reduce over every number of ranks, by message size.
+
+What: seconds of one sum over ranks of a bf16 buffer. `graph`: in a CUDA graph between small kernels, as in a model's
+layer, so that what ranks wait for each other is in it (the same chain without the all-reduce is subtracted);
+`alone`: in a graph back to back; `eager`: called from Python. Against: bytes of one rank's buffer (a bus bandwidth is
+bytes / seconds x 2 (n - 1) / n). Units: seconds, bytes. The sum is checked value by value before it is timed.
+
+The implementation is what the worker's environment makes of NCCL (`nccl`, `nccl-ll`, ...: see VARIANTS), or `custom`:
+SGLang's own kernel when sglang is importable and the link allows it. No symmetric memory, no multicast.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+from specsim.calibration.context import Call, Case, Context, Measurement
+from specsim.calibration.timing import eager, in_graph
+
+NAME = "allreduce"
+WHAT = "all-reduce for 2 up to all ranks: in a graph between small kernels, alone, and eager"
+AGAINST = "bytes of one rank's buffer; the sum is checked first"
+UNITS = "seconds a call"
+RANKS = "groups"
+
+KB = 1024
+FULL_SIZES = tuple(
+    KB * s
+    for s in (4, 8, 14, 16, 24, 28, 32, 43, 48, 64, 86, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096, 16384, 65536)
+)
+QUICK_SIZES = tuple(KB * s for s in (4, 8, 16, 32, 48, 64, 128, 256, 512, 1024, 4096))
+FORCED_SIZES = tuple(KB * s for s in (4, 16, 32, 64, 128, 256, 512, 1024, 4096))
+CPU_SIZES = tuple(KB * s for s in (4, 16, 64, 256))
+CUSTOM_LIMIT = 8 * 2**20  # bytes of the kernel's shared buffers
+
+# implementation -> environment that makes NCCL use it; each runs in worker processes of its own
+VARIANTS: dict[str, dict[str, str]] = {
+    "nccl": {},
+    "nccl-ll": {"NCCL_PROTO": "LL"},
+    "nccl-ll128": {"NCCL_PROTO": "LL128"},
+    "nccl-simple": {"NCCL_PROTO": "Simple"},
+    "nccl-ring": {"NCCL_ALGO": "Ring"},
+    "nccl-tree": {"NCCL_ALGO": "Tree"},
+    "nccl-no-p2p": {"NCCL_P2P_DISABLE": "1"},
+}
+
+
+def cases(context: Context) -> list[Case]:
+    if context.world < 2:
+        return []
+    implementation = str(context.options.get("implementation", "nccl"))
+    forced = implementation != "nccl"
+    sizes = CPU_SIZES if not context.gpu else QUICK_SIZES if context.quick else FORCED_SIZES if forced else FULL_SIZES
+    counts = [context.world] if forced else list(range(context.world, 1, -1))
+    if context.quick and not forced and context.world > 2:
+        counts = sorted({2, 4, context.world} & set(counts), reverse=True)
+    modes = ("graph",) if forced else ("graph", "alone", "eager")
+    found = [_case(implementation, n, mode, s) for n in counts for mode in modes for s in sizes]
+    if not forced and context.gpu and importlib.util.find_spec("sglang") and not context.options.get("no_p2p"):
+        for n in (n for n in counts if n in (2, 4, 6, 8)):
+            found += [
+                _case("custom", n, mode, s) for mode in ("graph", "alone", "eager") for s in sizes if s <= CUSTOM_LIMIT
+            ]
+    return found
+
+
+def _case(implementation: str, ranks: int, mode: str, nbytes: int) -> Case:
+    params = {"ranks": ranks, "mode": mode, "bytes": nbytes}
+    return Case(NAME, implementation, params, bytes=nbytes, ranks=ranks, estimate_s=0.5, timeout_s=40.0)
+
+
+def run(context: Context, case: Case) -> Measurement:
+    import torch
+
+    n, mode, nbytes = case.params["ranks"], case.params["mode"], case.params["bytes"]
+    group, control = groups(context, n)
+    x = torch.empty(nbytes // 2, device=context.device, dtype=torch.bfloat16)
+    capture = None
+    if case.operator == "custom":
+        engine = _custom(context, n)
+        capture = engine.capture if mode != "eager" else None
+
+        def reduce() -> Any:
+            return engine.custom_all_reduce(x)
+    else:
+        import torch.distributed as dist
+
+        def reduce() -> Any:
+            dist.all_reduce(x, group=group)
+            return x
+
+    _check(context, n, x, reduce)
+    calls = 16 if nbytes <= 2**20 else 4
+    if mode == "eager":
+        measured = eager(context, [reduce] * (calls * 4 if context.gpu else calls), group=control)
+    elif mode == "alone":
+        measured = in_graph(context, [reduce] * calls, group=control, capture=capture)
+    else:
+        y = torch.ones(4096, device=context.device, dtype=torch.bfloat16)
+
+        def between() -> None:
+            for _ in range(3):
+                y.mul_(1.0)
+
+        def both() -> None:
+            between()
+            reduce()
+
+        base: list[Call] = [between] * calls
+        measured = in_graph(context, [both] * calls, group=control, capture=capture, base=base)
+    slowest = context.agree(sorted(measured.seconds)[len(measured.seconds) // 2], control)
+    return Measurement(
+        measured.seconds, measured.calls, measured.narrow, {**measured.extras, "slowest_rank_s": slowest}
+    )
+
+
+def groups(context: Context, n: int) -> tuple[Any, str]:
+    """The group of ranks 0 to n - 1 that carries the data, and the name of its gloo twin for decisions.
+
+    Made by every rank, once: ranks outside take part in the making alone.
+    """
+    import torch.distributed as dist
+
+    control = f"control-{n}"
+    if control not in context.cache:
+        ranks = list(range(n))
+        context.cache[f"data-{n}"] = dist.new_group(ranks, backend="nccl" if context.gpu else "gloo")
+        context.cache[control] = dist.new_group(ranks, backend="gloo")
+    return context.cache[f"data-{n}"], control
+
+
+def _check(context: Context, n: int, x: Any, reduce: Call) -> None:
+    """Sums of small integers, exact in bf16: rank r holds (r + 1) x (i mod 7)."""
+    import torch
+
+    pattern = (torch.arange(x.numel(), device=context.device) % 7).to(x.dtype)
+    for attempt in range(3):
+        x.copy_(pattern * (context.rank + 1))
+        result: Any = reduce()
+        context.synchronize()
+        if result is None:
+            raise RuntimeError("the engine's kernel declined this size or link")
+        expected = pattern.float() * (n * (n + 1) // 2)
+        wrong = int((result.float() != expected.to(x.dtype).float()).sum())
+        if wrong:
+            raise RuntimeError(
+                f"WRONG DATA: {wrong} of {x.numel()} values of an all-reduce over {n} ranks, attempt {attempt + 1}"
+            )
+    x.copy_(pattern * 0.01)
+
+
+def _custom(context: Context, n: int) -> Any:
+    """SGLang's one- and two-shot kernel over CUDA IPC buffers."""
+    key = f"custom-{n}"
+    if key not in context.cache:
+        from sglang.srt.distributed.device_communicators.custom_all_reduce import CustomAllreduce
+
+        _, control = groups(context, n)
+        engine = CustomAllreduce(context.cache[control], context.device)
+        context.cache[key] = engine
+    if context.cache[key].disabled:
+        raise RuntimeError("SGLang's custom all-reduce is not for this box (no NVLink between all, or no P2P)")
+    return context.cache[key]

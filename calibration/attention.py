@@ -1,0 +1,197 @@
+"""Decode attention: one or several query rows a sequence against a cached context.
+
+What: seconds of one call: GQA (kv heads shared by query heads) and MLA (one latent head for all). FlashAttention-3 from
+sgl_kernel when importable (paged with page size 1, as SGLang calls it), else a split-KV Triton kernel of our own.
+Against: bytes of the cache, read once a sequence, and flops. Units: seconds, bytes, flops.
+The same at 3 and 4 query rows (`queries`) gives what a verify pays a layer for its extra rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from specsim.calibration.context import Case, Context, Measurement
+from specsim.calibration.timing import in_graph
+
+NAME = "attention"
+WHAT = "decode attention, GQA and MLA, 1 and 3 to 4 query rows a sequence"
+AGAINST = "cache bytes, read once a sequence; flops"
+UNITS = "seconds a call"
+RANKS = "one"
+
+POINTS = ((1, 1024), (1, 8192), (1, 32768), (4, 4096), (8, 2048), (32, 1024), (32, 4096))  # batch, context
+QUICK_POINTS = ((1, 1024), (1, 8192), (8, 2048), (32, 4096))
+CPU_POINTS = ((1, 64), (2, 128), (4, 256))
+GQA = {"kind": "gqa", "heads": 32, "kv_heads": 8, "head_dim": 128}
+MLA = {"kind": "mla", "heads": 8, "latent": 512, "rope": 64}
+
+
+def cases(context: Context) -> list[Case]:
+    shapes = context.shapes.get("attention") or (GQA, MLA)
+    if not context.gpu:
+        shapes = (
+            {"kind": "gqa", "heads": 4, "kv_heads": 2, "head_dim": 32},
+            {"kind": "mla", "heads": 4, "latent": 64, "rope": 16},
+        )
+    points = CPU_POINTS if not context.gpu else QUICK_POINTS if context.quick else POINTS
+    found = []
+    for shape in shapes:
+        for queries in (1, 3, 4):
+            found += [_case(shape, b, c, queries) for b, c in points]
+    return found
+
+
+def _case(shape: dict[str, Any], batch: int, tokens: int, queries: int) -> Case:
+    kind = shape["kind"]
+    if kind == "mla":
+        values, width = shape["latent"] + shape["rope"], 2 * shape["latent"] + shape["rope"]
+    else:
+        values, width = shape["kv_heads"] * 2 * shape["head_dim"], 2 * shape["head_dim"]
+    params = {"batch": batch, "context": tokens, "queries": queries, **{k: v for k, v in shape.items() if k != "kind"}}
+    flops = 2.0 * shape["heads"] * width * batch * queries * tokens
+    return Case(NAME, f"attention_{kind}", params, bytes=batch * tokens * values * 2.0, flops=flops, timeout_s=120.0)
+
+
+def run(context: Context, case: Case) -> Measurement:
+    import torch
+
+    torch.manual_seed(case.seed)
+    p, kind = case.params, case.operator.removeprefix("attention_")
+    copies = context.copies(case.bytes)
+    engine, note = _flash(context)
+    make: Callable[..., Callable[[], Any]]
+    make = _plain if not context.gpu else _fa3 if engine is not None else _own
+    calls = [make(context, kind, p, _inputs(context, kind, p), engine) for _ in range(copies)]
+    if context.gpu and p["batch"] * p["context"] <= 16384:
+        data = _inputs(context, kind, p)
+        result = make(context, kind, p, data, engine)()
+        got = (result[0] if isinstance(result, tuple) else result).reshape(-1).float()
+        want = _reference(kind, p, *data).reshape(-1)
+        error = float((got - want).norm() / want.norm())
+        if not error < 0.03:
+            raise RuntimeError(f"wrong result: relative error {error:.3g}")
+    measured = in_graph(context, calls)
+    name = "torch" if not context.gpu else "flash-attention-3" if engine is not None else "split-kv"
+    return Measurement(
+        measured.seconds, measured.calls, measured.narrow, {**measured.extras, "kernel": name, "note": note}
+    )
+
+
+def _inputs(context: Context, kind: str, p: dict[str, Any]) -> tuple[Any, Any, Any]:
+    """q [batch, queries, heads, width], k [batch, context, kv_heads, width], v likewise (None for MLA: part of k)."""
+    import torch
+
+    dtype = torch.bfloat16 if context.gpu else torch.float32
+    heads = 1 if kind == "mla" else p["kv_heads"]
+    width = p["latent"] + p["rope"] if kind == "mla" else p["head_dim"]
+
+    def random(*shape: int) -> Any:
+        return torch.randn(*shape, device=context.device, dtype=dtype)
+
+    q = random(p["batch"], p["queries"], p["heads"], width)
+    k = random(p["batch"], p["context"], heads, width)
+    return q, k, None if kind == "mla" else random(p["batch"], p["context"], heads, width)
+
+
+def _scale(kind: str, p: dict[str, Any]) -> float:
+    return float((p["latent"] + p["rope"] if kind == "mla" else p["head_dim"]) ** -0.5)
+
+
+def _reference(kind: str, p: dict[str, Any], q: Any, k: Any, v: Any) -> Any:
+    """Attention in float32; query i of n sees the context but its last n - 1 - i tokens. [batch, queries, heads, dv]"""
+    import torch
+
+    v = k[..., : p["latent"]] if kind == "mla" else v
+    group = p["heads"] // k.shape[2]
+    k, v = (t.float().repeat_interleave(group, dim=2) for t in (k, v))
+    logits = torch.einsum("bqhd,bthd->bhqt", q.float(), k) * _scale(kind, p)
+    t = torch.arange(p["context"], device=q.device)
+    limit = p["context"] - p["queries"] + torch.arange(p["queries"], device=q.device)
+    logits = logits.masked_fill(t[None, :] > limit[:, None], float("-inf"))
+    return torch.einsum("bhqt,bthd->bqhd", logits.softmax(-1), v)
+
+
+def _plain(
+    context: Context, kind: str, p: dict[str, Any], data: tuple[Any, Any, Any], engine: Any
+) -> Callable[[], Any]:
+    return lambda: _reference(kind, p, *data)
+
+
+def _flash(context: Context) -> tuple[Any, str]:
+    """sgl_kernel's flash_attn_with_kvcache where it runs (compute capability 8 or 9), else None and why."""
+    if "flash" not in context.cache:
+        found: tuple[Any, str] = (None, "no GPU")
+        if context.gpu:
+            try:
+                import torch
+                from sgl_kernel.flash_attn import flash_attn_with_kvcache
+
+                major = torch.cuda.get_device_capability()[0]
+                found = (flash_attn_with_kvcache, "sgl_kernel") if major in (8, 9) else (None, "not for this GPU")
+            except Exception as error:  # any failure of a foreign package means: not usable
+                found = (None, f"sgl_kernel cannot be used: {type(error).__name__}: {error}"[:200])
+        context.cache["flash"] = found
+    result: tuple[Any, str] = context.cache["flash"]
+    return result
+
+
+def _fa3(context: Context, kind: str, p: dict[str, Any], data: tuple[Any, Any, Any], engine: Any) -> Callable[[], Any]:
+    import torch
+
+    q, k, v = data
+    batch, tokens, queries, device = p["batch"], p["context"], p["queries"], context.device
+    pages = torch.arange(batch * tokens, device=device, dtype=torch.int32).view(batch, tokens)
+    lengths = torch.full((batch,), tokens, device=device, dtype=torch.int32)
+    starts = torch.arange(0, (batch + 1) * queries, queries, device=device, dtype=torch.int32)
+    common = {
+        "page_table": pages, "cache_seqlens": lengths, "cu_seqlens_q": starts, "max_seqlen_q": queries,
+        "softmax_scale": _scale(kind, p), "causal": True,
+    }  # fmt: skip
+    rows = q.view(batch * queries, p["heads"], -1)
+    cache = k.view(batch * tokens, 1, k.shape[2], -1)
+    if kind == "mla":
+        latent = p["latent"]
+        nope, rope = rows[..., :latent].contiguous(), rows[..., latent:].contiguous()
+        c, r = cache[..., :latent], cache[..., latent:]
+        return lambda: engine(q=rope, k_cache=r, v_cache=c, qv=nope, **common)
+    values = v.view(batch * tokens, 1, k.shape[2], -1)
+    return lambda: engine(q=rows, k_cache=cache, v_cache=values, **common)
+
+
+def _own(context: Context, kind: str, p: dict[str, Any], data: tuple[Any, Any, Any], engine: Any) -> Callable[[], Any]:
+    import torch
+    import triton
+    from specsim.calibration import kernels
+
+    q, k, v = data
+    latent = kind == "mla"
+    kv_heads = k.shape[2]
+    group = p["heads"] // kv_heads
+    block_m = max(16, triton.next_power_of_2(group * p["queries"]))
+    block_t = 32 if latent else 64
+    dim, tail = (p["latent"], p["rope"]) if latent else (p["head_dim"], 0)
+    processors = torch.cuda.get_device_properties(context.device).multi_processor_count
+    wanted = max(1, min(2 * processors // (p["batch"] * kv_heads), p["context"] // block_t, 64))
+    splits = 1 << (wanted.bit_length() - 1)
+    each = triton.cdiv(triton.cdiv(p["context"], splits), block_t) * block_t
+    part = torch.empty(p["batch"] * kv_heads, splits, block_m, dim, device=context.device)
+    lse = torch.empty(p["batch"] * kv_heads, splits, block_m, device=context.device)
+    out = torch.empty(p["batch"], p["queries"], p["heads"], dim, device=context.device, dtype=q.dtype)
+    shape = {
+        "GROUP": group,
+        "QUERIES": p["queries"],
+        "KV_HEADS": kv_heads,
+        "SPLITS": splits,
+        "DV": dim,
+        "BLOCK_M": block_m,
+    }
+
+    def call() -> Any:
+        kernels.attend_split[(p["batch"] * kv_heads, splits)](
+            q, k, k if v is None else v, part, lse, p["context"], _scale(kind, p), each,
+            D=dim, TAIL=tail, LATENT=latent, BLOCK_T=block_t, num_warps=8 if latent else 4, num_stages=2, **shape)  # fmt: skip
+        kernels.attend_combine[(p["batch"] * kv_heads, group * p["queries"])](part, lse, out, **shape)
+        return out
+
+    return call

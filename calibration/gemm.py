@@ -1,0 +1,101 @@
+"""Dense projections: rows x k times k x n, as torch and cuBLAS(Lt) run them.
+
+What: seconds of one call of torch.nn.functional.linear (bf16) or torch._scaled_mm (fp8 e4m3, one scale a tensor) in a
+CUDA graph. Against: the bytes of weights, inputs and outputs, and the flops. Units: seconds, bytes, flops.
+Weights rotate through more than twice the L2. Outputs are checked against float32 before they are timed.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from specsim.calibration.context import Case, Context, Measurement
+from specsim.calibration.timing import in_graph
+
+NAME = "gemm"
+WHAT = "dense projections, bf16 and fp8, in a graph with cold weights"
+AGAINST = "weight, input and output bytes; flops"
+UNITS = "seconds a call"
+RANKS = "one"
+
+# outputs x inputs; 5 to 600 MB in bf16
+SHAPES = (
+    (512, 5120),
+    (1536, 4096),
+    (4096, 4096),
+    (7168, 4096),
+    (6144, 8192),
+    (14336, 8192),
+    (20480, 7168),
+    (40960, 7168),
+)
+ROW_SHAPES = ((512, 5120), (7168, 4096), (20480, 7168))  # also at other row counts
+ROWS = (1, 16, 32, 64, 128)
+PEAK_ROWS = (512, 2048)  # for the compute limit
+CPU_SHAPES = ((64, 128), (128, 256), (256, 256), (256, 512), (512, 512), (512, 1024))
+
+
+def cases(context: Context) -> list[Case]:
+    shapes = [tuple(s) for s in context.shapes.get("gemm", ())] + list(SHAPES if context.gpu else CPU_SHAPES)
+    points = [(4, n, k) for n, k in dict.fromkeys(shapes)]
+    if context.gpu:
+        wide = ROW_SHAPES[1:2] if context.quick else ROW_SHAPES
+        points += [(rows, n, k) for n, k in wide for rows in ROWS]
+        points += [(rows, *ROW_SHAPES[1]) for rows in PEAK_ROWS]
+    else:
+        points += [(16, *CPU_SHAPES[-1])]
+    kinds = ["bf16"]
+    if context.gpu and _has_fp8():
+        kinds.append("fp8")
+    return [_case(kind, *p) for kind in kinds for p in points if kind == "bf16" or (p[1] % 16 == 0 and p[2] % 16 == 0)]
+
+
+def _case(kind: str, rows: int, n: int, k: int) -> Case:
+    width = 2 if kind == "bf16" else 1
+    nbytes = width * n * k + rows * (width * k + 2 * n)
+    return Case(NAME, f"gemm_{kind}", {"rows": rows, "n": n, "k": k}, bytes=nbytes, flops=2.0 * rows * n * k)
+
+
+def _has_fp8() -> bool:
+    import torch
+
+    return bool(torch.cuda.get_device_capability() >= (8, 9) and hasattr(torch, "_scaled_mm"))
+
+
+def run(context: Context, case: Case) -> Measurement:
+    import torch
+
+    rows, n, k = (case.params[name] for name in ("rows", "n", "k"))
+    torch.manual_seed(case.seed)
+    fp8 = case.operator == "gemm_fp8"
+    copies = context.copies(n * k * (1 if fp8 else 2))
+    x = torch.randn(rows, k, device=context.device, dtype=torch.bfloat16)
+    weights = [
+        torch.randn(n, k, device=context.device, dtype=torch.bfloat16) * k**-0.5
+        for _ in range(copies if not fp8 else 1)
+    ]
+    reference = x.float() @ weights[0].float().T
+    if fp8:
+        one = torch.ones((), device=context.device)
+        scale = torch.full((), k**-0.5 / 16, device=context.device)
+        weights = [(weights[0] * 16 * k**0.5).to(torch.float8_e4m3fn)]
+        weights += [weights[0].clone() for _ in range(copies - 1)]
+        padded = torch.zeros(max(16, -(-rows // 16) * 16), k, device=context.device, dtype=torch.bfloat16)
+        padded[:rows] = x
+        x8 = padded.to(torch.float8_e4m3fn)
+
+        def multiply(w: Any) -> Any:
+            return torch._scaled_mm(
+                x8, w.t(), scale_a=one, scale_b=scale, out_dtype=torch.bfloat16, use_fast_accum=True
+            )
+
+    else:
+
+        def multiply(w: Any) -> Any:
+            return torch.nn.functional.linear(x, w)
+
+    error = (multiply(weights[0])[:rows].float() - reference).norm() / reference.norm()
+    if not float(error) < (0.1 if fp8 else 0.02):
+        raise RuntimeError(f"wrong result: relative error {float(error):.3g}")
+    return in_graph(context, [partial(multiply, w) for w in weights])

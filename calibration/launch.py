@@ -1,0 +1,263 @@
+"""Starting and watching the worker processes of a stage: one a GPU, in process groups of their own.
+
+The watchdog reads each rank's state file. A rank that stays in one operation beyond its time, an error that leaves other
+ranks waiting, or a process that dies ends the attempt: the operation, its size and the ranks are named and recorded as
+failed, every process is killed, and a new set of workers goes on with the next case. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from specsim.calibration.context import dumps
+
+from specsim.errors import WorkError
+from specsim.files import write_atomically
+
+GRACE_S = 3.0  # between asking a process to end and killing it, and between a rank's error and the others' end
+MOST_ATTEMPTS = 12
+DISK_FULL = 4
+
+# Multicast objects on NVLink can put a shared host's GPUs out of service: never made unless asked for.
+NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
+NO_SYMMETRIC_MEMORY = {"SGLANG_OPT_USE_CUSTOM_ALL_REDUCE_V2": "0"}
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Measurements that share worker processes: `ranks` of them in all, with `environment` set on top of ours."""
+
+    name: str
+    measures: tuple[str, ...]
+    ranks: int
+    environment: dict[str, str] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def prefix(self) -> str:
+        return ""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all stages of a run share. node, nodes and master place this launcher among those of other nodes."""
+
+    folder: Path
+    cpu: bool = False
+    quick: bool = False
+    shapes: dict[str, Any] = field(default_factory=dict)
+    allow_multicast: bool = False
+    node: int = 0
+    nodes: int = 1
+    master: str = ""  # HOST:PORT, for several nodes
+    start_timeout_s: float = 180.0
+
+
+Event = Callable[[str, dict[str, Any]], None]
+
+
+def run_stage(stage: Stage, setting: Setting, event: Event, *, number: int = 0) -> list[str]:
+    """Run a stage to its end and return the troubles met, as sentences. Raises WorkError when the disk is full.
+
+    event(kind, details) is called with "poll" several times a second and with "trouble". Leaves no process behind, whatever ends it.
+    """
+    troubles: list[str] = []
+    for attempt in range(MOST_ATTEMPTS):
+        skip = sorted(finished(setting.folder))
+        trouble = _attempt(stage, setting, skip, number * MOST_ATTEMPTS + attempt, event)
+        if trouble is None:
+            return troubles
+        text, key = trouble
+        troubles.append(text)
+        event("trouble", {"text": text})
+        if not key:  # it did not get as far as a case: trying again would end the same way
+            return troubles
+        _record_failure(setting.folder, stage, key, text)
+    troubles.append(f"{stage.name}: given up after {MOST_ATTEMPTS} attempts")
+    return troubles
+
+
+def finished(folder: Path) -> set[str]:
+    """Keys of the cases with a result, good or bad."""
+    return {p.name[:-5] for p in (folder / "done").glob("*.json")}
+
+
+def results(folder: Path) -> list[dict[str, Any]]:
+    """All results, in order of their keys. A file that is not whole is left out: its case is measured again."""
+    found = []
+    for path in sorted((folder / "done").glob("*.json")):
+        with contextlib.suppress(OSError, ValueError):
+            found.append(json.loads(path.read_text()))
+    return found
+
+
+def _attempt(stage: Stage, setting: Setting, skip: list[str], turn: int, event: Event) -> tuple[str, str] | None:
+    """None when all ranks ended well, else (what went wrong, key of the case or "")."""
+    folder = setting.folder
+    document = {
+        "name": stage.name, "folder": str(folder), "measures": list(stage.measures), "cpu": setting.cpu,
+        "quick": setting.quick, "shapes": setting.shapes, "skip": skip, "prefix": stage.prefix,
+        "options": stage.options, "start_timeout_s": setting.start_timeout_s,
+    }  # fmt: skip
+    path = folder / "stages" / f"{stage.name}.json"
+    write_atomically(path, dumps(document))
+    for old in folder.glob(f"{stage.name}.rank*.json"):
+        old.unlink(missing_ok=True)
+    per_node = stage.ranks // setting.nodes if setting.nodes > 1 and stage.ranks > 1 else stage.ranks
+    if setting.nodes > 1 and stage.ranks == 1 and setting.node > 0:
+        return None  # single-rank stages run on the first node
+    first = setting.node * per_node if stage.ranks > 1 else 0
+    with _workers(stage, setting, path, first, per_node, turn) as processes:
+        return _watch(stage, setting, processes, first, event)
+
+
+@contextlib.contextmanager
+def _workers(
+    stage: Stage, setting: Setting, path: Path, first: int, count: int, turn: int
+) -> Iterator[list[subprocess.Popen[bytes]]]:
+    host, port = "127.0.0.1", free_port()
+    if setting.nodes > 1:
+        host, base = setting.master.rsplit(":", 1)
+        port = int(base) + turn
+    environment = {**os.environ, **stage.environment, "PYTHONUNBUFFERED": "1", **NO_SYMMETRIC_MEMORY}
+    if not setting.allow_multicast:
+        environment |= NO_MULTICAST
+    if setting.nodes == 1:
+        environment.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
+    environment.setdefault("OMP_NUM_THREADS", "1")
+    environment |= {"MASTER_ADDR": host, "MASTER_PORT": str(port), "WORLD_SIZE": str(stage.ranks)}
+    environment.pop("TORCHELASTIC_USE_AGENT_STORE", None)
+    logs = setting.folder / "logs"
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        logs.mkdir(parents=True, exist_ok=True)
+        for local in range(count):
+            rank = first + local
+            with (logs / f"{stage.name}.rank{rank}.log").open("ab") as log:
+                processes.append(
+                    subprocess.Popen(
+                        [sys.executable, "-m", "specsim.calibration.worker", str(path)],
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                        start_new_session=True,
+                        env={
+                            **environment,
+                            "RANK": str(rank),
+                            "LOCAL_RANK": str(local),
+                            "LOCAL_WORLD_SIZE": str(count),
+                        },
+                    )
+                )
+        yield processes
+    except OSError as error:
+        raise WorkError(f"{setting.folder}: cannot be written: {error.strerror or error}") from None
+    finally:
+        kill(processes)
+
+
+def kill(processes: list[subprocess.Popen[bytes]]) -> None:
+    """End the processes and all that they started: first by asking, then by force. Safe to call twice."""
+    for sign in (signal.SIGTERM, signal.SIGKILL):
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, sign)  # the session's leader: its group outlives it
+        end = time.monotonic() + GRACE_S
+        for process in processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=max(0.05, end - time.monotonic()))
+
+
+def free_port() -> int:
+    """A port that is free at the moment."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port: int = s.getsockname()[1]
+        return port
+
+
+def _watch(
+    stage: Stage, setting: Setting, processes: list[subprocess.Popen[bytes]], first: int, event: Event
+) -> tuple[str, str] | None:
+    started = time.time()
+    error_since: float | None = None
+    while True:
+        time.sleep(0.05)
+        event("poll", {"stage": stage.name})
+        states = [_state(setting.folder, stage.name, first + i) for i in range(len(processes))]
+        codes = [p.poll() for p in processes]
+        if all(c == 0 for c in codes):
+            return None
+        if DISK_FULL in codes:
+            raise WorkError(
+                f"{setting.folder}: cannot be written (disk full?); free some space and run again with --resume"
+            )
+        dead = [i for i, c in enumerate(codes) if c not in (None, 0)]
+        if dead:
+            error_since = error_since or time.time()
+            failing = [s for s in states if s.get("state") == "error"]
+            if len(dead) == len(processes) or time.time() - error_since > 1.0 or failing:
+                return _died(stage, setting, states, codes, dead, first)
+        late = [s for s in states if s and s["state"] != "finished" and time.time() - s["since"] > s["timeout_s"]]
+        if late:
+            return _hung(stage, states)
+        if not any(states) and time.time() - started > setting.start_timeout_s:
+            return f"{stage.name}: the workers did not start within {setting.start_timeout_s:.0f} s", ""
+
+
+def _state(folder: Path, stage: str, rank: int) -> dict[str, Any]:
+    with contextlib.suppress(OSError, ValueError):
+        found: dict[str, Any] = json.loads((folder / f"{stage}.rank{rank}.json").read_text())
+        return found
+    return {}
+
+
+def _hung(stage: Stage, states: list[dict[str, Any]]) -> tuple[str, str]:
+    running = [s for s in states if s and s["state"] != "finished"]
+    behind = min(running, key=lambda s: (s["step"], s["since"]))
+    ranks = ", ".join(f"rank {s['rank']} in {s['operation']}" for s in running)
+    seconds = time.time() - behind["since"]
+    return f"{stage.name}: hung for {seconds:.0f} s: {behind['operation']} ({ranks})", behind["key"]
+
+
+def _died(
+    stage: Stage, setting: Setting, states: list[dict[str, Any]], codes: list[int | None], dead: list[int], first: int
+) -> tuple[str, str]:
+    culprit = next((i for i in dead if states[i].get("error")), None)
+    culprit = next((i for i in dead if (codes[i] or 0) < 0), dead[0]) if culprit is None else culprit
+    state, code = states[culprit], codes[culprit] or 0
+    how = f"was killed by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"ended with code {code}"
+    why = state.get("error") or _last_line(setting.folder / "logs" / f"{stage.name}.rank{first + culprit}.log")
+    where = state.get("operation") or "its start"
+    return f"{stage.name}: rank {first + culprit} {how} in {where}" + (f": {why}" if why else ""), state.get("key", "")
+
+
+def _last_line(log: Path) -> str:
+    with contextlib.suppress(OSError):
+        lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+        return lines[-1][:300] if lines else ""
+    return ""
+
+
+def _record_failure(folder: Path, stage: Stage, key: str, text: str) -> None:
+    path = folder / "done" / f"{key}.json"
+    if path.exists():
+        with contextlib.suppress(OSError, ValueError):
+            if json.loads(path.read_text()).get("status") == "failed":
+                return  # the worker's own account is better
+    measure, operator = key.split(".")[:2]
+    document = {
+        "key": key, "stage": stage.name, "measure": measure, "operator": operator, "status": "failed", "error": text, "at": time.time()
+    }  # fmt: skip
+    write_atomically(path, dumps(document))

@@ -1,0 +1,248 @@
+"""Routed experts: the fused path from routing to sum, at the target's real shapes.
+
+What: seconds of one call: alignment, gate and up, activation, down, weighted sum. bf16 and fp8 through Triton kernels
+of our own; INT4 (group 32) through SGLang's Marlin path when sglang is importable. Against: bytes, which are distinct
+experts touched x bytes of one expert plus the rows', and flops. Units: seconds, bytes, flops.
+Routing is uniform at random, or skewed (Zipf 1): every call of the chain has its own draw, so weights come from memory.
+Shapes are the caller's: hidden, intermediate (of one rank), experts, top_k.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+from specsim.calibration.context import Case, Context, Measurement
+from specsim.calibration.timing import in_graph
+
+NAME = "moe"
+WHAT = "fused routed experts at 1 to 128 rows, uniform and skewed routing"
+AGAINST = "bytes of the distinct experts touched and of the rows; flops"
+UNITS = "seconds a call"
+RANKS = "one"
+
+# one rank of a large model cut eight ways, and a smaller model on one GPU: (hidden, intermediate, experts, top_k)
+SHAPES = (
+    {"hidden": 7168, "intermediate": 256, "experts": 384, "top_k": 8},
+    {"hidden": 2048, "intermediate": 768, "experts": 128, "top_k": 8},
+)
+CPU_SHAPES = ({"hidden": 64, "intermediate": 32, "experts": 16, "top_k": 2},)
+BYTES = {"bf16": 2.0, "fp8": 1.0, "int4": 0.5 + 2.0 / 32}
+GROUP = 32  # INT4 values that share a bf16 scale
+CALLS = 24  # draws in one chain
+
+
+def cases(context: Context) -> list[Case]:
+    shapes = context.shapes.get("experts") or (SHAPES if context.gpu else CPU_SHAPES)
+    kinds = ["bf16"]
+    if context.gpu:
+        import torch
+
+        if torch.cuda.get_device_capability() >= (8, 9):
+            kinds.append("fp8")
+        if importlib.util.find_spec("sglang") and importlib.util.find_spec("sgl_kernel"):
+            kinds.append("int4")
+    rows = (1, 4, 16, 48, 128) if context.quick else (1, 2, 3, 4, 8, 16, 32, 48, 64, 128)
+    found = []
+    for kind in kinds:
+        for shape in shapes:
+            draws = [(r, "uniform") for r in (rows if context.gpu else (1, 4, 16))]
+            draws += [(r, "zipf") for r in ((16,) if context.quick else (4, 16, 64))]
+            found += [_case(kind, shape, r, routing) for r, routing in draws]
+    return found
+
+
+def _case(kind: str, shape: dict[str, int], rows: int, routing: str) -> Case:
+    e = 3.0 * shape["hidden"] * shape["intermediate"]
+    distinct = shape["experts"] * (1 - (1 - shape["top_k"] / shape["experts"]) ** rows)  # replaced by the draw's count
+    params = {"rows": rows, "routing": routing, **shape}
+    return Case(
+        NAME,
+        f"moe_{kind}",
+        params,
+        bytes=distinct * e * BYTES[kind] + _row_bytes(params),
+        flops=2.0 * rows * shape["top_k"] * e,
+        kernels=5 if kind == "bf16" else 6,
+        estimate_s=1.0,
+        timeout_s=600.0 if kind == "int4" else 120.0,  # Marlin is compiled at its first use
+    )
+
+
+def _row_bytes(p: dict[str, Any]) -> float:
+    return float(p["rows"] * p["top_k"] * (2 * p["hidden"] + 3 * p["intermediate"]) * 2.0)
+
+
+def run(context: Context, case: Case) -> Measurement:
+    import torch
+
+    p, kind = case.params, case.operator.removeprefix("moe_")
+    torch.manual_seed(case.seed)
+    probabilities = torch.ones(p["experts"])
+    if p["routing"] == "zipf":
+        probabilities = 1.0 / torch.arange(1, p["experts"] + 1)
+    draws = [torch.multinomial(probabilities.expand(p["rows"], -1), p["top_k"]) for _ in range(CALLS)]
+    distinct = sum(len(torch.unique(d)) for d in draws) / CALLS
+    path = _path(context, kind, p)
+    x = torch.randn(p["rows"], p["hidden"], device=context.device, dtype=torch.bfloat16)
+    calls = [path(x, d.to(device=context.device, dtype=torch.int32)) for d in draws]
+    measured = in_graph(context, calls)
+    each = 3.0 * p["hidden"] * p["intermediate"] * BYTES[kind]
+    extras = {**measured.extras, "distinct": distinct, "bytes": distinct * each + _row_bytes(p)}
+    return Measurement(measured.seconds, measured.calls, measured.narrow, extras)
+
+
+Path = Callable[[Any, Any], Callable[[], Any]]
+
+
+def _path(context: Context, kind: str, p: dict[str, Any]) -> Path:
+    """The kernels with weights in place, kept while the kind and shape stay the same."""
+    key = (kind, p["hidden"], p["intermediate"], p["experts"], p["top_k"])
+    if context.cache.get("moe_key") != key:
+        context.cache.pop("moe_path", None)
+        if context.gpu:
+            import torch
+
+            torch.cuda.empty_cache()
+        make = _plain if not context.gpu else _marlin if kind == "int4" else _triton
+        context.cache["moe_path"] = make(context, kind, p)
+        context.cache["moe_key"] = key
+    path: Path = context.cache["moe_path"]
+    return path
+
+
+def _weights(context: Context, experts: int, n: int, k: int, kind: str) -> Any:
+    """Random weights, filled expert by expert so that no float copy of them all exists."""
+    import torch
+
+    dtype = torch.float8_e4m3fn if kind == "fp8" else torch.bfloat16
+    w = torch.empty(experts, n, k, device=context.device, dtype=dtype)
+    for e in range(experts):
+        w[e] = (torch.randn(n, k, device=context.device) * (1.0 if kind == "fp8" else k**-0.5)).to(dtype)
+    return w
+
+
+def reference(x: Any, ids: Any, route: Any, up: Any, down: Any) -> Any:
+    """The same in plain torch and float32. x [rows, hidden], ids and route [rows, top_k], up [e, 2i, h], down [e, h, i]."""
+    import torch
+
+    out = torch.zeros(x.shape, device=x.device, dtype=torch.float32)
+    for row in range(x.shape[0]):
+        for choice in range(ids.shape[1]):
+            e = int(ids[row, choice])
+            gate, lift = (up[e].float() @ x[row].float()).chunk(2)
+            out[row] += route[row, choice] * (down[e].float() @ (torch.nn.functional.silu(gate) * lift))
+    return out
+
+
+def _plain(context: Context, kind: str, p: dict[str, Any]) -> Path:
+    import torch
+
+    up = _weights(context, p["experts"], 2 * p["intermediate"], p["hidden"], kind)
+    down = _weights(context, p["experts"], p["hidden"], p["intermediate"], kind)
+    return lambda x, ids: lambda: reference(x, ids, torch.ones(ids.shape) / ids.shape[1], up, down)
+
+
+def _triton(context: Context, kind: str, p: dict[str, Any]) -> Path:
+    import torch
+    import triton
+    from specsim.calibration import kernels
+
+    hidden, inner, experts, top_k = p["hidden"], p["intermediate"], p["experts"], p["top_k"]
+    up = _weights(context, experts, 2 * inner, hidden, kind)
+    down = _weights(context, experts, hidden, inner, kind)
+    dtype, device = up.dtype, context.device
+    scale_up = torch.full((experts,), hidden**-0.5 if kind == "fp8" else 1.0, device=device)
+    scale_down = torch.full((experts,), inner**-0.5 if kind == "fp8" else 1.0, device=device)
+    processors = torch.cuda.get_device_properties(device).multi_processor_count
+
+    def tile(n: int, k: int, active: int) -> tuple[int, int]:
+        """Tiles that divide n and k, narrower when few experts leave processors idle."""
+        wide = 64 if active * n >= 64 * 2 * processors else 32 if active * n >= 32 * processors else 16
+        block_n = next((b for b in (64, 32, 16) if b <= wide and n % b == 0), 0)
+        block_k = next((b for b in (128, 64, 32) if k % b == 0), 0)
+        if not block_n or not block_k:
+            raise ValueError(f"experts of {n} x {k} do not divide into tiles of 16 x 32")
+        return block_n, block_k
+
+    def path(x: Any, ids: Any) -> Callable[[], Any]:
+        rows = x.shape[0]
+        count = rows * top_k
+        active_most = min(experts, count)
+        block_m = 16 if rows * top_k < 16 * experts else 32 if rows * top_k < 64 * experts else 64
+        slots = torch.zeros(experts, rows, device=device, dtype=torch.int32)
+        counts, active = (torch.zeros(experts, device=device, dtype=torch.int32) for _ in range(2))
+        n_active = torch.zeros(1, device=device, dtype=torch.int32)
+        route = torch.full((count,), 1.0 / top_k, device=device)
+        h = torch.empty(count, 2 * inner, device=device, dtype=torch.bfloat16)
+        mid = torch.empty(count, inner, device=device, dtype=dtype)
+        y = torch.empty(count, hidden, device=device, dtype=torch.bfloat16)
+        out = torch.empty_like(x)
+        given = torch.empty_like(x, dtype=dtype)
+        block = max(16, triton.next_power_of_2(count))
+        (un, uk), (dn, dk) = tile(2 * inner, hidden, active_most), tile(hidden, inner, active_most)
+        tiles = triton.cdiv(rows, block_m)
+        common = {"SCALED": kind == "fp8", "BLOCK_M": block_m, "num_stages": 4}
+
+        def call() -> Any:
+            left = x
+            if kind == "fp8":
+                given.copy_(x)
+                left = given
+            kernels.align_experts[(experts,)](ids, slots, counts, active, n_active, count, rows, BLOCK=block)
+            kernels.grouped_gemm[(2 * inner // un, active_most, tiles)](
+                left, up, h, slots, counts, active, n_active, scale_up, route, 2 * inner, hidden, rows,
+                TOP_K=top_k, WEIGHTED=False, BLOCK_N=un, BLOCK_K=uk, **common)  # fmt: skip
+            kernels.silu_mul[(count, triton.cdiv(inner, 512))](h, mid, inner, BLOCK=512)
+            kernels.grouped_gemm[(hidden // dn, active_most, tiles)](
+                mid, down, y, slots, counts, active, n_active, scale_down, route, hidden, inner, rows,
+                TOP_K=1, WEIGHTED=True, BLOCK_N=dn, BLOCK_K=dk, **common)  # fmt: skip
+            kernels.sum_experts[(rows, triton.cdiv(hidden, 1024))](y, out, n_active, hidden, TOP_K=top_k, BLOCK=1024)
+            return out
+
+        key = f"moe_checked_{kind}"
+        if key not in context.cache and rows <= 16:
+            got = call().float()
+            want = reference(x, ids, route.view(rows, top_k), _Real(up, scale_up), _Real(down, scale_down))
+            error = float((got - want).norm() / want.norm())
+            if not error < (0.25 if kind == "fp8" else 0.02):
+                raise RuntimeError(f"wrong result: relative error {error:.3g}")
+            context.cache[key] = error
+        return call
+
+    return path
+
+
+class _Real:
+    """Weights as the floats they stand for, one expert at a time."""
+
+    def __init__(self, weights: Any, scale: Any) -> None:
+        self.weights, self.scale = weights, scale
+
+    def __getitem__(self, e: int) -> Any:
+        return self.weights[e].float() * self.scale[e]
+
+
+def _marlin(context: Context, kind: str, p: dict[str, Any]) -> Path:
+    """SGLang's fused Marlin experts (INT4, symmetric, group 32, bf16 scales) on random weights in its layout."""
+    import torch
+    from sglang.srt.layers.moe.fused_moe_triton.fused_marlin_moe import fused_marlin_moe
+
+    hidden, inner, experts, top_k, device = p["hidden"], p["intermediate"], p["experts"], p["top_k"], context.device
+
+    def packed(n: int, k: int) -> tuple[Any, Any]:
+        q = torch.randint(-(2**31), 2**31 - 1, (experts, k // 16, n * 2), device=device, dtype=torch.int32)
+        return q, torch.full((experts, k // GROUP, n), 0.01 * k**-0.5, device=device, dtype=torch.bfloat16)
+
+    (w1, s1), (w2, s2) = packed(2 * inner, hidden), packed(hidden, inner)
+    processors = torch.cuda.get_device_properties(device).multi_processor_count
+    workspace = torch.zeros(processors * 4, device=device, dtype=torch.int32)
+
+    def path(x: Any, ids: Any) -> Callable[[], Any]:
+        logits = torch.zeros(x.shape[0], experts, device=device, dtype=torch.float32)
+        route = torch.full((x.shape[0], top_k), 1.0 / top_k, device=device, dtype=torch.float32)
+        return lambda: fused_marlin_moe(
+            x, w1, w2, s1, s2, logits, route, ids, workspace=workspace, num_bits=4, is_k_full=True
+        )
+
+    return path

@@ -1,0 +1,256 @@
+"""One calibration: its stages in order, what is on disk, how far it is, and the box's clocks while it runs.
+
+The work folder holds plan.json, done/<case>.json, the stages' files and the workers' logs. It is never half written, and
+whatever is in it at an interruption serves the next run with `resume`. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from specsim.calibration import MEASUREMENTS, health
+from specsim.calibration.allreduce import VARIANTS
+from specsim.calibration.context import dumps
+from specsim.calibration.launch import Setting, Stage, finished, results, run_stage
+
+from specsim.errors import InputError, WorkError, did_you_mean
+from specsim.files import read_json, write_atomically
+
+START_S = {True: 4.0, False: 14.0}  # a stage's start: on CPU, on GPUs
+SAMPLE_EVERY_S = 10.0  # clocks
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to measure. ranks: processes in all, one a GPU."""
+
+    folder: Path
+    ranks: int
+    cpu: bool = False
+    quick: bool = False
+    only: tuple[str, ...] = ()
+    no_p2p: bool = False
+    shapes: dict[str, Any] = field(default_factory=dict)
+    allow_multicast: bool = False
+    nodes: int = 1
+    node: int = 0
+    master: str = ""
+
+    def document(self) -> dict[str, Any]:
+        """What must be the same for results to belong together."""
+        kept = ("ranks", "cpu", "quick", "no_p2p", "shapes")
+        return {"schema": "specsim.calibration-plan/1"} | {k: v for k, v in asdict(self).items() if k in kept}
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Cases finished and known, what runs now, seconds so far and to come."""
+
+    done: int
+    total: int
+    now: str
+    elapsed_s: float
+    left_s: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """All that a calibration found. results: one dictionary a case; troubles: what went wrong, as sentences."""
+
+    results: list[dict[str, Any]]
+    environment: dict[str, Any]
+    health: dict[str, Any] | None
+    troubles: list[str]
+
+
+def stages(plan: Plan) -> list[Stage]:
+    """The stages in order: one rank's measurements, then all ranks', then NCCL's variants in processes of their own."""
+    wanted = plan.only or MEASUREMENTS
+    for name in wanted:
+        if name not in MEASUREMENTS:
+            raise InputError(f"no measurement {name!r}", where="--only", mend=did_you_mean(name, MEASUREMENTS))
+    modules = {name: importlib.import_module(f"specsim.calibration.{name}") for name in MEASUREMENTS if name in wanted}
+    shared = plan.ranks > 1
+    alone = tuple(n for n, m in modules.items() if m.RANKS == "one" or (m.RANKS == "all" and not shared))
+    together = tuple(n for n, m in modules.items() if shared and m.RANKS in ("all", "groups"))
+    main = VARIANTS["nccl-no-p2p"] if plan.no_p2p else {}
+    options: dict[str, Any] = {"gpus": plan.ranks, "implementation": "nccl", "no_p2p": plan.no_p2p}
+    found = [Stage("one", alone, 1, dict(main), options)] if alone else []
+    if together:
+        found.append(Stage("all", together, plan.ranks, dict(main), options))
+    if "allreduce" in together and not plan.quick and not plan.cpu:
+        for name, environment in VARIANTS.items():
+            if environment and not (plan.no_p2p and name == "nccl-no-p2p"):
+                found.append(
+                    Stage(
+                        name, ("allreduce",), plan.ranks, {**main, **environment}, {**options, "implementation": name}
+                    )
+                )
+    return found
+
+
+def prepare(plan: Plan, *, resume: bool) -> None:
+    """Make or check the work folder. On resume, failed cases are forgotten, so that they are tried again."""
+    path = plan.folder / "plan.json"
+    known = finished(plan.folder)
+    if known and not resume:
+        raise InputError(
+            f"holds {len(known)} results already",
+            where=str(plan.folder),
+            mend="continue with --resume, or give another --out",
+        )
+    document = json.loads(dumps(plan.document()))
+    if known and path.exists() and read_json(path) != document:
+        raise InputError(
+            "was begun with other settings (ranks, --quick, --cpu, --no-p2p or shapes)",
+            where=str(path),
+            mend="give the same, or another --out",
+        )
+    if plan.node == 0:
+        write_atomically(path, dumps(document))
+        for result in results(plan.folder):
+            if result["status"] != "done":
+                (plan.folder / "done" / f"{result['key']}.json").unlink(missing_ok=True)
+
+
+def run(plan: Plan, report: Callable[[Progress], None], trouble: Callable[[str], None]) -> Outcome:
+    """Run all stages. Raises WorkError when nothing could be measured or the disk is full; Ctrl-C passes through."""
+    todo = stages(plan)
+    setting = Setting(
+        plan.folder, plan.cpu, plan.quick, plan.shapes, plan.allow_multicast, plan.node, plan.nodes, plan.master
+    )  # fmt: skip
+    clock = _Clock(plan, todo)
+    troubles: list[str] = []
+    box: health.Health | None = None
+    if not plan.cpu:
+        try:
+            box = health.collect()
+            for finding in box.findings:
+                if finding.level != "note":
+                    trouble(finding.line)
+        except WorkError as error:
+            troubles.append(str(error))
+
+    def event(kind: str, details: dict[str, Any]) -> None:
+        if kind == "trouble":
+            trouble(str(details["text"]))
+        elif (progress := clock.tick()) is not None:
+            report(progress)
+
+    for number, stage in enumerate(todo):
+        clock.stage = number
+        troubles += run_stage(stage, setting, event, number=number)
+    found = results(plan.folder)
+    if not any(r["status"] == "done" for r in found):
+        first = troubles[0] if troubles else next((r["error"] for r in found), "no measurement ran")
+        raise WorkError(f"nothing could be measured: {first} (logs in {plan.folder / 'logs'})")
+    return Outcome(found, environment(plan, todo, box, clock.samples), box.document() if box else None, troubles)
+
+
+def environment(
+    plan: Plan, todo: list[Stage], box: health.Health | None, samples: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """What the results hold for: software, GPU, clocks, power limit, topology, settings."""
+    found: dict[str, Any] = {}
+    for stage in reversed(todo):
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            found |= json.loads((plan.folder / f"{stage.name}.cases.json").read_text())["environment"]
+    found["ranks"] = plan.ranks
+    if plan.no_p2p:
+        found["p2p"] = "off (NCCL_P2P_DISABLE=1)"
+    if box and box.gpus:
+        first = box.gpus[0]
+        for key, name in (
+            ("driver_version", "driver"), ("clocks.max.sm", "clock_max_mhz"), ("power.limit", "power_limit_w"),
+            ("power.default_limit", "power_default_w"), ("pcie.link.width.max", "pcie_width"), ("pcie.link.gen.max", "pcie_gen"),
+        ):  # fmt: skip
+            if key in first:
+                value = health.number(first, key)
+                found[name] = first[key] if value is None or name == "driver" else value
+        found["gpus"] = [g.get("name", "?") for g in box.gpus]
+        if box.topology:
+            found["topology"] = dict(box.topology)
+        if box.p2p:
+            found["peer_access"] = dict(box.p2p)
+    if samples:
+        clocks = sorted(c for s in samples for c in s["clocks"])
+        found["clocks_mhz"] = (
+            {"min": clocks[0], "median": clocks[len(clocks) // 2], "max": clocks[-1]} if clocks else {}
+        )
+        found["throttled"] = sorted({r for s in samples for r in s["reasons"]})
+    return found
+
+
+class _Clock:
+    """Progress and time left, from the cases known so far; clocks of the GPUs every few seconds."""
+
+    def __init__(self, plan: Plan, todo: list[Stage]) -> None:
+        self.plan, self.todo = plan, todo
+        self.stage = 0
+        self.started = self.last = time.monotonic()
+        self.sampled = time.monotonic()
+        self.samples: list[dict[str, Any]] = []
+        self.before = finished(plan.folder)
+
+    def tick(self) -> Progress | None:
+        now = time.monotonic()
+        if not self.plan.cpu and now - self.sampled > SAMPLE_EVERY_S:
+            self.sampled = now
+            with contextlib.suppress(WorkError):
+                gpus = health.gpus()
+                clocks = [c for g in gpus if (c := health.number(g, "clocks.sm"))]
+                self.samples.append({"clocks": clocks, "reasons": sorted({r for g in gpus for r in health.reasons(g)})})
+        if now - self.last < 0.5:
+            return None
+        self.last = now
+        return self.progress()
+
+    def progress(self) -> Progress:
+        done = finished(self.plan.folder)
+        estimates: dict[str, float] = {}
+        left = 0.0
+        for number, stage in enumerate(self.todo):
+            with contextlib.suppress(OSError, ValueError, KeyError):
+                cases = json.loads((self.plan.folder / f"{stage.name}.cases.json").read_text())["cases"]
+                estimates |= {stage.prefix + c["key"]: float(c["estimate_s"]) for c in cases}
+                left += START_S[self.plan.cpu] * (number > self.stage)
+                continue
+            left += START_S[self.plan.cpu] + {"one": 60.0, "all": 45.0}.get(stage.name, 6.0) * (
+                0.4 if self.plan.quick else 1.0
+            )
+        elapsed = time.monotonic() - self.started
+        fresh = [k for k in estimates if k in done and k not in self.before]
+        planned = sum(estimates[k] for k in fresh)
+        pace = min(3.0, max(0.1, (elapsed - START_S[self.plan.cpu]) / planned)) if len(fresh) > 5 else 0.6
+        left += pace * sum(t for k, t in estimates.items() if k not in done)
+        return Progress(len(done & set(estimates)), len(estimates), self._now(), elapsed, left)
+
+    def _now(self) -> str:
+        name = self.todo[self.stage].name
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            return f"{name}: {json.loads((self.plan.folder / f'{name}.rank0.json').read_text())['operation']}"
+        return f"{name}: starting"
+
+
+def count_gpus() -> int:
+    """GPUs that CUDA would see here, without importing torch into this process; 0 without any."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    with contextlib.suppress(WorkError):
+        count = len(health.gpus())
+        return min(count, len([v for v in visible.split(",") if v.strip()])) if visible is not None else count
+    code = "import torch; print(torch.cuda.device_count())"
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired, ValueError, IndexError):
+        return int(
+            subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120).stdout.split()[-1]
+        )
+    return 0

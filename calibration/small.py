@@ -1,0 +1,109 @@
+"""Small kernels: a fused add and RMSNorm, an elementwise kernel, and the router's top-k.
+
+What: seconds of one kernel in a long chain in a CUDA graph: at these sizes nearly all of it is fixed time.
+Against: bytes read and written. Units: seconds, bytes. `router` picks top-k of the experts' logits of each row.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from specsim.calibration.context import Case, Context, Measurement
+from specsim.calibration.timing import in_graph
+
+NAME = "small"
+WHAT = "RMSNorm with residual add, elementwise, and router top-k kernels, in a graph"
+AGAINST = "bytes read and written"
+UNITS = "seconds a kernel"
+RANKS = "one"
+
+
+def cases(context: Context) -> list[Case]:
+    widths = context.shapes.get("hidden") or ((2048, 4096, 7168) if context.gpu else (256,))
+    rows: tuple[int, ...] = (1, 16, 128) if context.gpu else (1, 16)
+    if context.gpu and not context.quick:
+        rows = (1, 4, 16, 64, 128, 1024)
+    found = []
+    for width in dict.fromkeys(widths):
+        for r in rows:
+            found.append(Case(NAME, "norm", {"rows": r, "width": width}, bytes=r * width * 2.0 * 4))
+            found.append(Case(NAME, "tiny", {"rows": r, "width": width}, bytes=r * width * 2.0 * 3))
+    for experts, top_k in _routers(context):
+        for r in rows:
+            nbytes = r * (experts * 4.0 + top_k * 8.0)
+            found.append(Case(NAME, "router", {"rows": r, "experts": experts, "top_k": top_k}, bytes=nbytes))
+    return found
+
+
+def _routers(context: Context) -> list[tuple[int, int]]:
+    asked = [(e["experts"], e["top_k"]) for e in context.shapes.get("experts", ())]
+    return list(dict.fromkeys(asked)) or ([(384, 8)] if context.gpu else [(16, 2)])
+
+
+def run(context: Context, case: Case) -> Measurement:
+    import torch
+
+    torch.manual_seed(case.seed)
+    rows = case.params["rows"]
+    maker: Any = {"norm": _norm, "tiny": _tiny, "router": _router}[case.operator]
+    call = maker(torch, context, rows, **{k: v for k, v in case.params.items() if k != "rows"})
+    return in_graph(context, [call] * 64)
+
+
+def _norm(torch: Any, context: Context, rows: int, width: int) -> Any:
+    x = torch.randn(rows, width, device=context.device, dtype=torch.bfloat16) * 0.01
+    residual = torch.randn_like(x)
+    weight = torch.ones(width, device=context.device, dtype=torch.bfloat16)
+    out = torch.empty_like(x)
+    if not context.gpu:
+
+        def call() -> None:
+            residual.add_(x)
+            out.copy_(torch.nn.functional.rms_norm(residual, (width,), weight))
+
+        return call
+    import triton
+    from specsim.calibration.kernels import add_rms_norm
+
+    block = triton.next_power_of_2(width)
+    want = torch.nn.functional.rms_norm((residual + x).float(), (width,), weight.float(), 1e-6)
+
+    def launch() -> None:
+        add_rms_norm[(rows,)](x, residual, weight, out, width, 1e-6, BLOCK=block, num_warps=8)
+
+    launch()
+    _check(out, want)
+    return launch
+
+
+def _tiny(torch: Any, context: Context, rows: int, width: int) -> Any:
+    a = torch.randn(rows, width, device=context.device, dtype=torch.bfloat16)
+    b = torch.randn_like(a)
+    out = torch.empty_like(a)
+    return lambda: torch.mul(a, b, out=out)
+
+
+def _router(torch: Any, context: Context, rows: int, experts: int, top_k: int) -> Any:
+    logits = torch.randn(rows, experts, device=context.device)
+    if not context.gpu:
+        return lambda: torch.topk(logits, top_k)
+    import triton
+    from specsim.calibration.kernels import route
+
+    ids = torch.empty(rows, top_k, device=context.device, dtype=torch.int32)
+    weights = torch.empty(rows, top_k, device=context.device)
+    block = triton.next_power_of_2(experts)
+
+    def launch() -> None:
+        route[(rows,)](logits, ids, weights, experts, TOP_K=top_k, BLOCK=block, num_warps=1 if block <= 512 else 4)
+
+    launch()
+    if not bool((ids.long() == torch.topk(logits, top_k).indices).all()):
+        raise RuntimeError("wrong result: the router picked other experts than torch.topk")
+    return launch
+
+
+def _check(got: Any, want: Any, limit: float = 0.02) -> None:
+    error = float((got.float() - want.float()).norm() / want.float().norm())
+    if not error < limit:
+        raise RuntimeError(f"wrong result: relative error {error:.3g}")

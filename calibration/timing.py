@@ -1,0 +1,173 @@
+"""Timing: a chain of calls in a CUDA graph with an empty-graph control subtracted, or eagerly from Python.
+
+Seconds a call. Against: the same graph without the calls. Samples are taken in batches until the 95 % interval of
+their median is narrow, or the case's time is up, which the measurement then says. On CPU tensors the same path runs
+the calls one after the other under the host's clock.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from itertools import pairwise
+from typing import Any
+
+from specsim.calibration.context import Call, Context, Measurement, median_interval
+
+BATCH = 10  # replays between two looks at the clock
+LEAST = 20  # samples
+CHAIN_S = 400e-6  # shortest chain worth timing: events resolve about a microsecond
+MOST_NODES = 2000
+
+Capture = Callable[[], AbstractContextManager[Any]]
+
+
+def in_graph(
+    context: Context,
+    calls: Sequence[Call],
+    *,
+    group: str | None = None,
+    capture: Capture | None = None,
+    base: Sequence[Call] = (),
+) -> Measurement:
+    """Seconds of one of `calls`, run back to back in a graph; `base` is a chain whose time is subtracted.
+
+    group: ranks that must replay in step. capture: makes the context entered around the capture (engines' communicators need it).
+    """
+    chain = Chain(context, calls, group, capture)
+    least = chain.once()
+    repeats = int(context.agree(max(1.0, min(CHAIN_S / max(least, 1e-7), MOST_NODES / len(calls))), group))
+    if repeats > 1:
+        chain = Chain(context, list(calls) * repeats, group, capture)
+    n = len(calls) * repeats
+    control = Chain(context, list(base) * repeats, group, None) if base else empty(context)
+    subtract = sorted(_collect(context, control, group, context.budget_s / 3)[0])
+    nothing = subtract[len(subtract) // 2]
+    samples, narrow = _collect(context, chain, group, context.budget_s, nothing)
+    return Measurement([max(s - nothing, 0.0) / n for s in samples], n, narrow, {"control_s": nothing, "chain": n})
+
+
+def eager(context: Context, calls: Sequence[Call], *, group: str | None = None) -> Measurement:
+    """Seconds of one call from Python, host time included: a loop of calls, then one wait, under the host's clock."""
+    for call in calls:
+        call()
+    context.synchronize()
+
+    def loop() -> float:
+        context.agree(0.0, group)
+        start = time.perf_counter()
+        for call in calls:
+            call()
+        context.synchronize()
+        return time.perf_counter() - start
+
+    loop()
+    samples: list[float] = []
+    start = time.perf_counter()
+    narrow = False
+    while True:
+        samples += [loop() for _ in range(3)]
+        narrow = len(samples) >= 9 and _narrow(samples, context.target, 0.0)
+        late = time.perf_counter() - start > context.budget_s and len(samples) >= 6
+        if context.agree(float(not (narrow or late)), group) == 0.0:
+            return Measurement([s / len(calls) for s in samples], len(calls), narrow)
+
+
+class Chain:
+    """Calls captured in one graph after a marker kernel, so that the empty graph differs by the calls alone."""
+
+    def __init__(self, context: Context, calls: Sequence[Call], group: str | None, capture: Capture | None) -> None:
+        self.context, self.calls = context, calls
+        self.graph: Any = None
+        if not context.gpu:
+            for call in calls[:1]:
+                call()
+            return
+        import torch
+
+        marker = torch.ones(32, device=context.device)
+        stream = torch.cuda.Stream(context.device)
+        stream.wait_stream(torch.cuda.current_stream(context.device))
+        with torch.cuda.stream(stream):
+            marker.add_(1)
+            seen: set[int] = set()
+            for call in calls:  # warm up: compile, create handles, register buffers
+                if id(call) not in seen:
+                    seen.add(id(call))
+                    call()
+        torch.cuda.current_stream(context.device).wait_stream(stream)
+        context.synchronize()
+        context.agree(0.0, group)
+        self.graph = torch.cuda.CUDAGraph()
+        with (
+            capture() if capture else nullcontext(),
+            torch.cuda.graph(self.graph, stream=stream, capture_error_mode="thread_local"),
+        ):
+            marker.add_(1)
+            for call in calls:
+                call()
+        self.marker = marker
+        self.graph.replay()
+        context.synchronize()
+
+    def run(self) -> None:
+        if self.graph is not None:
+            self.graph.replay()
+        else:
+            for call in self.calls:
+                call()
+
+    def once(self) -> float:
+        """Seconds of one replay, the best of three."""
+        return min(self.times(3))
+
+    def times(self, n: int) -> list[float]:
+        """Seconds of n replays in a row: between events on the GPU, by the host's clock on CPU."""
+        if self.graph is None:
+            out = []
+            for _ in range(n):
+                start = time.perf_counter()
+                self.run()
+                out.append(time.perf_counter() - start)
+            return out
+        import torch
+
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(n + 1)]
+        marks[0].record()
+        for mark in marks[1:]:
+            self.graph.replay()
+            mark.record()
+        marks[-1].synchronize()
+        return [a.elapsed_time(b) * 1e-3 for a, b in pairwise(marks)]
+
+
+def empty(context: Context) -> Chain:
+    """The graph that holds the marker alone; kept for the whole process."""
+    if "empty" not in context.cache:
+        context.cache["empty"] = Chain(context, [], None, None)
+    chain: Chain = context.cache["empty"]
+    return chain
+
+
+def _collect(
+    context: Context, chain: Chain, group: str | None, budget: float, nothing: float = 0.0
+) -> tuple[list[float], bool]:
+    samples: list[float] = []
+    context.agree(0.0, group)
+    chain.times(2)
+    start = time.perf_counter()
+    while True:
+        context.agree(0.0, group)
+        samples += chain.times(BATCH)[1:]  # the first of a batch starts on an idle GPU
+        narrow = len(samples) >= LEAST and _narrow(samples, context.target, nothing)
+        late = time.perf_counter() - start > budget
+        if context.agree(float(not (narrow or late)), group) == 0.0:
+            return samples, narrow
+
+
+def _narrow(samples: Sequence[float], target: float, nothing: float) -> bool:
+    ordered = sorted(samples)
+    low, high = median_interval(ordered)
+    middle = ordered[len(ordered) // 2] - nothing
+    return middle > 0 and (high - low) / 2 <= target * middle

@@ -1,0 +1,450 @@
+"""From a calibration's samples to a hardware profile and a record.
+
+Each operator class is fitted to seconds = fixed + bytes / bandwidth + flops / peak, by least squares on relative
+residuals with a robust loss, so that one odd shape does not bend the line; errors come from the covariance. What the
+samples do not pin down is said, and held at a stated value instead. All-reduce curves and launch costs are medians.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specsim.profiles import AllReduceCurve, Gpu, Launch, OperatorRate, Profile, Source
+from specsim.records import Record
+
+Array = NDArray[np.float64]
+Sample = Mapping[str, Any]  # a result of specsim.calibration.worker
+
+LOSS_SCALE = 0.05  # relative residual from which a point counts less
+KNOWN = 0.3  # relative standard error above which a parameter is not identified
+SMALLEST_UNCERTAINTY = 0.01
+DEFAULT_EFFICIENCY = 0.7  # of the measured bf16 rate, as the peak of a class whose own is not identified
+SMALL_EFFICIENCY = 0.6  # of the measured bandwidth, for a small kernel whose own is not identified
+REQUIRED = {
+    "gemm_bf16": 5e-6,
+    "attention_gqa": 12e-6,
+    "norm": 3e-6,
+    "tiny": 1.5e-6,
+}  # class: fixed seconds if never measured
+
+
+# --- fits -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Parameters of one class in SI, standard errors, and what held.
+
+    residuals: relative, measured over fitted less one, one a sample point. held: parameters that the samples do not
+    pin down and that kept a stated value ("bandwidth", "peak", "fixed").
+    """
+
+    fixed_s: float
+    bytes_per_s: float
+    flops_per_s: float | None
+    fixed_error_s: float
+    bandwidth_error: float  # relative
+    residuals: Array
+    held: tuple[str, ...] = ()
+
+    @property
+    def scatter(self) -> float:
+        """Robust standard deviation of the residuals."""
+        return float(1.4826 * np.median(np.abs(self.residuals)))
+
+    @property
+    def note(self) -> str:
+        text = f"{len(self.residuals)} points, median error {np.median(np.abs(self.residuals)):.1%}, worst {np.max(np.abs(self.residuals)):.0%}"
+        text += f", fixed +- {self.fixed_error_s * 1e6:.2g} us"
+        return text + "".join(f"; {name} not identifiable, held" for name in self.held)
+
+
+def fit(seconds: Array, nbytes: Array, flops: Array, *, bandwidth: float, peak: float | None) -> Fit:
+    """Fit fixed + bytes / bandwidth + flops / peak. Arrays of shape (points,), SI.
+
+    bandwidth and peak are what a parameter is held at when the samples do not identify it; peak None leaves the flops
+    out. Raises ValueError without points. With fewer points than parameters, what cannot be told is held.
+    """
+    if not len(seconds):
+        raise ValueError("no points to fit")
+    columns: dict[str, Array] = {"fixed": np.ones_like(seconds), "bandwidth": nbytes}
+    given: dict[str, float] = {"bandwidth": 1.0 / bandwidth}
+    if peak is not None and np.any(flops > 0):
+        columns["peak"], given["peak"] = flops, 1.0 / peak
+    held: list[str] = []
+    while True:
+        free = [name for name in columns if name not in held]
+        values, errors = _least_squares(seconds, columns, free, {n: given[n] for n in held})
+        unknown = [n for n in ("peak", "bandwidth") if n in free and not errors[n] <= KNOWN * values[n]]
+        if not unknown:
+            break
+        held.append(unknown[0])
+    fixed, fixed_error = max(values["fixed"], 0.0), errors["fixed"]
+    predicted = sum((values[n] * columns[n] for n in columns), np.zeros_like(seconds))
+    unsure = ("fixed",) if not fixed_error <= max(fixed, 1e-12) else ()
+    return Fit(
+        fixed_s=fixed,
+        bytes_per_s=1.0 / values["bandwidth"],
+        flops_per_s=1.0 / values["peak"] if "peak" in columns and "peak" not in held else None,
+        fixed_error_s=float(min(fixed_error, 1.0)),
+        bandwidth_error=float(errors["bandwidth"] / values["bandwidth"]) if "bandwidth" not in held else float("nan"),
+        residuals=seconds / predicted - 1.0,
+        held=(*held, *unsure),
+    )
+
+
+def _least_squares(
+    seconds: Array, columns: Mapping[str, Array], free: Sequence[str], held: Mapping[str, float]
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Coefficients of the columns and their standard errors (infinite where the samples say nothing)."""
+    from scipy.optimize import least_squares
+
+    rest = sum((held[n] * columns[n] for n in held), np.zeros_like(seconds))
+    design = np.column_stack([columns[n] for n in free])
+    typical = np.median(seconds) / np.maximum(design.max(axis=0), 1e-300)  # every coefficient near 1
+    scaled = design * typical / seconds[:, None]
+    target = 1.0 - rest / seconds
+    solution = least_squares(
+        lambda x: scaled @ x - target, np.full(len(free), 0.5), jac=lambda x: scaled,
+        bounds=(1e-9, np.inf), loss="soft_l1", f_scale=LOSS_SCALE, x_scale="jac",
+    )  # fmt: skip
+    residuals = scaled @ solution.x - target
+    freedom = len(seconds) - len(free)
+    weight = 1.0 / np.sqrt(1.0 + (residuals / LOSS_SCALE) ** 2)  # of the robust loss
+    normal = (scaled * weight[:, None]).T @ scaled
+    errors = np.full(len(free), np.inf)
+    if freedom > 0 and np.linalg.cond(normal) < 1e12:
+        variance = float(np.sum(weight * residuals**2) / freedom)
+        errors = np.sqrt(np.maximum(np.diag(np.linalg.inv(normal)) * variance, 0.0))
+    values = dict(zip(free, solution.x * typical, strict=True)) | dict(held)
+    return values, dict(zip(free, errors * typical, strict=True)) | dict.fromkeys(held, 0.0)
+
+
+def points(
+    samples: Sequence[Sample], operator: str, keep: Callable[[Sample], bool] = lambda s: True
+) -> tuple[Array, Array, Array]:
+    """Median seconds, bytes and flops of a class's samples."""
+    chosen = [s for s in samples if s["operator"] == operator and s["spread"]["median"] > 0 and keep(s)]
+    columns = [(s["spread"]["median"], s["bytes"], s["flops"]) for s in chosen]
+    seconds, nbytes, flops = np.array(columns, dtype=float).reshape(-1, 3).T
+    return seconds, nbytes, flops
+
+
+def fits(samples: Sequence[Sample], bandwidth: float, peak: float) -> dict[str, Fit]:
+    """A fit for every operator class with samples. bandwidth, peak: the GPU's own, bytes/s and flop/s."""
+    found: dict[str, Fit] = {}
+    for name in sorted({s["operator"] for s in samples if s["measure"] in ("gemm", "moe", "attention", "small")}):
+        one_row = name.startswith("attention_")
+        seconds, nbytes, flops = points(samples, name, lambda s: not one_row or s["params"]["queries"] == 1)  # noqa: B023
+        if len(seconds):
+            small = name in ("norm", "tiny", "router")
+            held = bandwidth * (SMALL_EFFICIENCY if small else 0.9)
+            found[name] = fit(seconds, nbytes, flops, bandwidth=held, peak=None if small else DEFAULT_EFFICIENCY * peak)
+    return found
+
+
+def verify_layer(samples: Sequence[Sample]) -> dict[str, list[dict[str, float]]]:
+    """What several query rows add to attention, by class: seconds more than one row, at each size measured."""
+    found: dict[str, list[dict[str, float]]] = {}
+    base = {
+        (s["operator"], s["params"]["batch"], s["params"]["context"]): s
+        for s in _attention(samples)
+        if s["params"]["queries"] == 1
+    }
+    for s in _attention(samples):
+        p = s["params"]
+        one = base.get((s["operator"], p["batch"], p["context"]))
+        if p["queries"] > 1 and one is not None:
+            more = (s["spread"]["median"] - one["spread"]["median"]) * 1e6
+            entry = {"batch": p["batch"], "context": p["context"], "queries": p["queries"], "more_us": round(more, 3)}
+            found.setdefault(s["operator"], []).append(entry)
+    return found
+
+
+def _attention(samples: Sequence[Sample]) -> list[Sample]:
+    return [s for s in samples if s["measure"] == "attention"]
+
+
+# --- the profile ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Result:
+    """A calibration's profile, its record, the fits behind it, and what to tell the user."""
+
+    profile: Profile
+    record: Record
+    fits: dict[str, Fit]
+    warnings: list[str]
+
+
+def build(
+    name: str, results: Sequence[Sample], environment: Mapping[str, Any], *, ranks: int, cpu: bool = False, no_p2p: bool = False,
+    quick: bool = False, nvlink: bool = False, health: Mapping[str, Any] | None = None, troubles: Sequence[str] = (), date: str = "",
+    command: str = "",
+) -> Result:  # fmt: skip
+    """The profile and record of a calibration's results (see specsim.calibration.session)."""
+    date = date or datetime.date.today().isoformat()
+    samples = [r for r in results if r["status"] == "done" and r.get("rank", 0) == 0]
+    failed = [r for r in results if r["status"] != "done"]
+    source = Source(kind="measured", reference=f"specsim calibrate on {environment.get('gpu', 'this box')}", date=date)
+    gpu, bandwidth, peak = _gpu(results, environment, source)
+    fitted = fits(samples, bandwidth, peak)
+    operators, assumed = _operators(fitted, bandwidth, source)
+    curves = _curves(samples, source)
+    launch, launch_assumed = _launch(samples, curves, source)
+    warnings = [*troubles, *_warnings(samples, failed, fitted, assumed + launch_assumed)]
+    link = "none" if ranks == 1 else "nvlink" if nvlink and not no_p2p and not cpu else "pcie"
+    caveats = [w for w in warnings if "WRONG DATA" in w]
+    if assumed:
+        caveats.append(f"not measured, assumed: {', '.join(assumed)}")
+    profile = Profile(
+        name=name,
+        description=f"{ranks} x {environment.get('gpu', 'GPU')}, measured by specsim calibrate" + (", peer access off" if no_p2p else ""),
+        gpus=ranks, link=link,  # type: ignore[arg-type]
+        gpu=gpu, operators=operators, allreduce=curves, launch=launch, caveats=caveats, cpu=cpu,
+        environment={"date": date, "quick": quick, **_plain(environment)},
+        samples={**_tables(samples), "verify_layer_us": verify_layer(samples)},
+    )  # fmt: skip
+    record = Record(
+        kind="calibration", name=name, date=date, source=command, hardware=name,
+        environment={**_plain(environment), "health": _plain(health or {})}, samples=[_plain(dict(r)) for r in results], caveats=warnings,
+        method="seconds a call; chains in CUDA graphs less an empty graph, weights rotated beyond twice the L2; see docs/calibration.md",
+    )  # fmt: skip
+    return Result(profile, record, fitted, warnings)
+
+
+def _gpu(results: Sequence[Sample], environment: Mapping[str, Any], source: Source) -> tuple[Gpu, float, float]:
+    """The GPU as measured: the slowest of the ranks' bandwidths, and its bf16 rate."""
+    done = [r for r in results if r["status"] == "done" and r["measure"] == "peak" and r["spread"]["median"] > 0]
+    copies = [r["bytes"] / r["spread"]["median"] for r in done if r["operator"] == "copy"]
+    products = [r["flops"] / r["spread"]["median"] for r in done if r["operator"] == "matmul"]
+    bandwidth, peak = min(copies, default=1e12), min(products, default=2e14)
+    known = bool(copies and products)
+    gpu = Gpu(
+        name=str(environment.get("gpu") or "GPU"),
+        memory_gb=round(float(environment.get("memory_bytes") or 80e9) / 1e9, 1),
+        bandwidth_gb_s=_digits(bandwidth / 1e9, 4),
+        bf16_tflops=_digits(peak / 1e12, 4),
+        l2_mb=_digits(float(environment["l2_bytes"]) / 1e6, 4) if environment.get("l2_bytes") else None,
+        power_w=environment.get("power_limit_w") or None,
+        compute_capability=environment.get("compute_capability"),
+        source=source if known else source.model_copy(update={"kind": "assumed"}),
+        relative_uncertainty=0.03 if known else 1.0,
+        note="bandwidth: a large copy; bf16: an 8192 cube; the slowest GPU"
+        if known
+        else "bandwidth or bf16 rate not measured",
+    )
+    return gpu, bandwidth, peak
+
+
+def _operators(
+    fitted: Mapping[str, Fit], bandwidth: float, source: Source
+) -> tuple[dict[str, OperatorRate], list[str]]:
+    operators = {
+        name: OperatorRate(
+            fixed_us=_digits(f.fixed_s * 1e6, 4),
+            bandwidth_gb_s=_digits(f.bytes_per_s / 1e9, 4),
+            peak_tflops=_digits(f.flops_per_s / 1e12, 4) if f.flops_per_s else None,
+            source=source.model_copy(update={"kind": "fitted"}) if f.held else source,
+            relative_uncertainty=min(3.0, round(max(f.scatter, SMALLEST_UNCERTAINTY), 3)),
+            note=f.note,
+        )
+        for name, f in fitted.items()
+    }
+    missing = [name for name in REQUIRED if name not in operators]
+    for name in missing:
+        operators[name] = OperatorRate(
+            fixed_us=REQUIRED[name] * 1e6,
+            bandwidth_gb_s=_digits(0.8 * bandwidth / 1e9, 4),
+            source=Source(kind="assumed", reference="not measured", date=source.date),
+            relative_uncertainty=0.5,
+        )
+    return operators, missing
+
+
+def _curves(samples: Sequence[Sample], source: Source) -> list[AllReduceCurve]:
+    """One curve for each implementation, number of ranks and mode; "alone" stays in the samples."""
+    grouped: dict[tuple[str, int, str], list[Sample]] = {}
+    for s in samples:
+        if s["measure"] == "allreduce" and s["params"]["mode"] in ("graph", "eager"):
+            grouped.setdefault((s["operator"], s["params"]["ranks"], s["params"]["mode"]), []).append(s)
+    curves = []
+    for (implementation, ranks, mode), group in sorted(grouped.items()):
+        ordered = sorted(group, key=lambda s: float(s["bytes"]))
+        latency = [max(s["extras"].get("slowest_rank_s", 0.0), s["spread"]["median"]) for s in ordered]
+        kept = [(int(s["bytes"]), _digits(t * 1e6, 4), s) for s, t in zip(ordered, latency, strict=True) if t > 0]
+        if not kept:
+            continue
+        widths = [
+            (s["spread"]["high"] - s["spread"]["low"]) / (2 * s["spread"]["median"])
+            for _, _, s in kept
+            if s["spread"]["median"] > 0
+        ]
+        curves.append(
+            AllReduceCurve(
+                implementation=implementation,
+                ranks=ranks,
+                mode=mode,  # type: ignore[arg-type]
+                bytes=[b for b, _, _ in kept],
+                latency_us=[t for _, t, _ in kept],
+                source=source,
+                relative_uncertainty=min(3.0, round(max(0.02, float(np.median(widths)) if widths else 0.1), 3)),
+                note="between small kernels" if mode == "graph" else "",
+            )
+        )
+    return curves
+
+
+def _launch(samples: Sequence[Sample], curves: Sequence[AllReduceCurve], source: Source) -> tuple[Launch, list[str]]:
+    found = {
+        s["operator"]: s["spread"]["median"] * 1e6
+        for s in samples
+        if s["measure"] == "launches" and s["operator"] != "graph_host"
+    }
+    eager = [c for c in curves if c.mode == "eager"]
+    if eager:
+        found["eager_collective"] = min(max(eager, key=lambda c: c.ranks).latency_us)
+    defaults = {"eager_kernel": 5.0, "eager_collective": 50.0, "graph_launch": 15.0}
+    missing = [name for name in defaults if name not in found]
+    value = defaults | found
+    node = f"an empty node takes {found['graph_node']:.2f} us, " if "graph_node" in found else ""
+    launch = Launch(
+        kernel_us=_digits(value["eager_kernel"], 4),
+        collective_us=_digits(value["eager_collective"], 4),
+        graph_us=_digits(value["graph_launch"], 4),
+        graph_node_us=0.0,
+        source=source.model_copy(update={"kind": "assumed"}) if missing else source,
+        relative_uncertainty=0.3 if missing else 0.1,
+        note=f"{node}which is in the fixed times already: they were measured in chains in graphs",
+    )
+    return launch, missing
+
+
+def _warnings(
+    samples: Sequence[Sample], failed: Sequence[Sample], fitted: Mapping[str, Fit], assumed: Sequence[str]
+) -> list[str]:
+    found = []
+    errors: dict[tuple[str, str], list[Sample]] = {}
+    for r in failed:
+        errors.setdefault((r["operator"], str(r["error"]).split(":", 1)[-1].strip()[:200]), []).append(r)
+    for (operator, error), group in errors.items():
+        found.append(f"{operator}: {len(group)} of its sizes not measured: {error}")
+    noisy: dict[str, int] = {}
+    for s in samples:
+        noisy[s["operator"]] = noisy.get(s["operator"], 0) + (not s["narrow"])
+    wide = ", ".join(f"{n} {name}" for name, n in noisy.items() if n)
+    if wide:
+        found.append(f"still noisy after repeating: {wide}")
+    for name, f in fitted.items():
+        for parameter in f.held:
+            found.append(f"{name}: {parameter} cannot be told from these samples")
+    if assumed:
+        found.append(f"not measured, assumed: {', '.join(assumed)}")
+    return found
+
+
+def _tables(samples: Sequence[Sample]) -> dict[str, Any]:
+    """The samples by class as small tables: parameters, bytes, and the 10, 50 and 90 % quantiles in microseconds."""
+    tables: dict[str, Any] = {}
+    for s in samples:
+        spread = s["spread"]
+        row = [
+            *s["params"].values(),
+            round(float(s["bytes"])),
+            *(_digits(spread[q] * 1e6, 5) for q in ("p10", "median", "p90")),
+        ]
+        table = tables.setdefault(
+            s["operator"], {"columns": [*s["params"], "bytes", "p10_us", "median_us", "p90_us"], "rows": []}
+        )
+        if [*s["params"]] == table["columns"][: len(s["params"])]:
+            table["rows"].append(" ".join(str(v) for v in row))
+    return tables
+
+
+def _digits(value: float, digits: int) -> float:
+    return float(f"{value:.{digits}g}")
+
+
+def _plain(value: Any) -> Any:
+    """The value in JSON's types."""
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    return value if isinstance(value, (str, int, float, bool)) or value is None else str(value)
+
+
+# --- shapes and plots -------------------------------------------------------------------------------------------------
+
+
+def shapes(model: Any, tp: int) -> dict[str, Any]:
+    """What one of `tp` ranks of a model (specsim.models.Model) runs: experts, attention, widths and dense projections."""
+    from specsim.forward import slice_of
+
+    found: dict[str, Any] = {"hidden": [int(model.hidden)], "experts": [], "attention": [], "gemm": []}
+
+    def once(key: str, value: Any) -> None:
+        if value not in found[key]:
+            found[key].append(value)
+
+    for layer, _ in model.layers:
+        if layer.experts is not None:
+            e = layer.experts
+            inner = max(1, e.intermediate // tp)
+            once("experts", {"hidden": e.inputs, "intermediate": inner, "experts": e.count, "top_k": e.per_token})
+        a = layer.attention
+        if a is not None and a.kind == "mla":
+            once(
+                "attention",
+                {"kind": "mla", "heads": max(1, a.heads // tp), "latent": a.kv_lora_rank, "rope": a.rope_dim},
+            )
+        elif a is not None and a.kind == "gqa":
+            shape = {
+                "kind": "gqa",
+                "heads": max(1, a.heads // tp),
+                "kv_heads": max(1, a.kv_heads // tp),
+                "head_dim": a.head_dim,
+            }
+            once("attention", shape)
+        for p in (*layer.mixer, *layer.ffn):
+            inputs, outputs = slice_of(p, tp)
+            once("gemm", [int(outputs), int(inputs)])
+    return {key: value for key, value in found.items() if value}
+
+
+def plot(result: Result, path: Path) -> None:
+    """Residuals of each class against bytes, one panel a class. The file's ending chooses the format."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    names = list(result.fits) or ["nothing fitted"]
+    rows = -(-len(names) // 3)
+    figure, axes = plt.subplots(rows, 3, figsize=(12, 3 * rows), squeeze=False, layout="constrained")
+    samples = [s for s in result.record.samples if s["status"] == "done" and s.get("rank", 0) == 0]
+    for axis, name in zip(axes.flat, names, strict=False):
+        f = result.fits.get(name)
+        if f is None:
+            axis.set_title(name)
+            continue
+        one_row = name.startswith("attention_")
+        _, nbytes, _ = points(samples, name, lambda s: not one_row or s["params"]["queries"] == 1)  # noqa: B023
+        axis.axhline(0, color="0.6", linewidth=0.8)
+        axis.scatter(nbytes / 1e6, 100 * f.residuals, s=14)
+        axis.set_xscale("log")
+        axis.set_title(f"{name}: {f.fixed_s * 1e6:.2f} us + bytes / {f.bytes_per_s / 1e9:.0f} GB/s", fontsize=9)
+        axis.set_xlabel("MB")
+        axis.set_ylabel("measured / fitted - 1, %")
+    for axis in list(axes.flat)[len(names) :]:
+        axis.set_visible(False)
+    figure.savefig(path)
+    plt.close(figure)

@@ -1,0 +1,275 @@
+"""specsim calibrate"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from specsim.commands.common import console, json_option, note, print_json
+
+if TYPE_CHECKING:
+    from specsim.calibrate import Result
+    from specsim.calibration.session import Outcome, Plan, Progress
+
+
+@click.command()
+@click.option("--name", help="The profile's name, e.g. 1x-h200. Default: GPUs and kind.")
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False),
+    help="Work folder with every finished measurement. Default: calibration-NAME.",
+)
+@click.option(
+    "-o", "--output", type=click.Path(dir_okay=False), help="The profile. Default: NAME.yaml in the work folder."
+)
+@click.option(
+    "--gpus",
+    "--ranks",
+    "ranks",
+    type=click.IntRange(1, 1024),
+    help="How many GPUs (with --cpu: processes). Default: all; 2 with --cpu.",
+)
+@click.option("--model", help="Measure this model's own shapes: a name, a folder or a config.json.")
+@click.option(
+    "--tp", type=click.IntRange(1), help="With --model: ranks the model is cut over. Default: as many as are measured."
+)
+@click.option(
+    "--experts",
+    multiple=True,
+    metavar="HIDDEN,INTERMEDIATE,EXPERTS,TOPK",
+    help="An expert shape of one rank, instead of a model. Repeatable.",
+)
+@click.option("--quick", is_flag=True, help="Fewer sizes: under two minutes.")
+@click.option(
+    "--only",
+    help="Measure these alone, separated by commas: peak, launches, small, gemm, moe, attention, copies, allreduce.",
+)
+@click.option(
+    "--resume", is_flag=True, help="Go on in a work folder: finished measurements stay, failed ones are tried again."
+)
+@click.option("--no-p2p", is_flag=True, help="Measure with NCCL_P2P_DISABLE=1, as a box without peer access would run.")
+@click.option("--cpu", is_flag=True, help="Run on CPU tensors, only to try the program.")
+@click.option(
+    "--plot",
+    "plot_file",
+    type=click.Path(dir_okay=False),
+    help="Draw each class's residuals into this file (png, svg or pdf).",
+)
+@click.option(
+    "--allow-multicast",
+    is_flag=True,
+    help="Let NCCL create NVLink multicast objects. Harmful on hosts that others share.",
+)
+@click.option(
+    "--nnodes",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Nodes that take part; --out must be one shared folder.",
+)
+@click.option("--node-rank", type=click.IntRange(0), default=0, show_default=True, help="This node's number.")
+@click.option("--master", default="", metavar="HOST:PORT", help="The first node, for --nnodes above 1.")
+@json_option
+def command(**options: Any) -> None:
+    """Measure this box with microbenchmarks and write its hardware profile.
+
+    No inference engine is needed; SGLang's own kernels are measured too when it is importable. Every finished measurement is
+    on disk at once: after an interruption, run the same line with --resume.
+
+    \b
+    Examples:
+      specsim calibrate --name 8x-h200
+      specsim calibrate --model Kimi-K2.5 --tp 8 --name my-box -o my-box.yaml --plot residuals.png
+      specsim calibrate --gpus 2 --no-p2p --name 2x-h200-no-p2p
+      specsim calibrate --cpu --quick
+    """
+    from specsim.calibration import session
+
+    plan, name = _plan(options)
+    session.prepare(plan, resume=options["resume"])
+    started = time.monotonic()
+    meter = _Meter()
+    try:
+        outcome = session.run(plan, meter.report, meter.trouble)
+    except KeyboardInterrupt:
+        meter.close()
+        note(f"interrupted; what was measured is in {plan.folder}: run the same line with --resume")
+        sys.exit(130)
+    finally:
+        meter.close()
+    if plan.node:
+        return
+    _finish(plan, name, outcome, options, time.monotonic() - started)
+
+
+def _plan(options: dict[str, Any]) -> tuple[Plan, str]:
+    from specsim.errors import InputError, WorkError
+
+    try:
+        from specsim.calibration.session import Plan, count_gpus
+    except ModuleNotFoundError as error:
+        raise WorkError(f"the benchmarks are not installed ({error}): run `pip install -e .` in the checkout") from None
+    import importlib.util
+
+    if importlib.util.find_spec("torch") is None:
+        raise WorkError("PyTorch is not installed: pip install 'specsim[calibrate]'")
+    cpu, ranks, nodes = options["cpu"], options["ranks"], options["nnodes"]
+    if nodes > 1 and ":" not in options["master"]:
+        raise InputError("needs --master HOST:PORT, the same on every node", where="--nnodes")
+    if not cpu:
+        here = count_gpus()
+        if not here:
+            raise WorkError("no GPU found here; --cpu runs the same on CPU tensors, to try the program")
+        ranks = ranks or here * nodes
+        if ranks > here * nodes:
+            raise InputError(f"asks for {ranks} GPUs where {here * nodes} are", where="--gpus")
+    ranks = ranks or 2
+    if ranks % nodes:
+        raise InputError(f"{ranks} ranks do not divide over {nodes} nodes", where="--nnodes")
+    name = options["name"] or (f"{ranks}x-cpu" if cpu else f"{ranks}x-gpu") + ("-no-p2p" if options["no_p2p"] else "")
+    plan = Plan(
+        folder=Path(options["out"] or f"calibration-{name}").absolute(), ranks=ranks, cpu=cpu, quick=options["quick"],
+        only=tuple(w for w in (options["only"] or "").replace(" ", "").split(",") if w), no_p2p=options["no_p2p"],
+        shapes=_shapes(options, ranks), allow_multicast=options["allow_multicast"], nodes=nodes, node=options["node_rank"],
+        master=options["master"],
+    )  # fmt: skip
+    return plan, name
+
+
+def _shapes(options: dict[str, Any], ranks: int) -> dict[str, Any]:
+    from specsim.errors import InputError
+
+    found: dict[str, Any] = {}
+    if options["model"]:
+        from specsim.calibrate import shapes
+        from specsim.configs import load_model
+
+        found = shapes(load_model(options["model"]), options["tp"] or ranks)
+    for text in options["experts"]:
+        try:
+            hidden, intermediate, experts, top_k = (int(part) for part in text.split(","))
+        except ValueError:
+            raise InputError(
+                f"{text!r} is not four whole numbers", where="--experts", mend="such as 7168,256,384,8"
+            ) from None
+        if min(hidden, intermediate, experts, top_k) < 1 or top_k > experts:
+            raise InputError(f"{text!r} has a number out of range", where="--experts", mend="such as 7168,256,384,8")
+        shape = {"hidden": hidden, "intermediate": intermediate, "experts": experts, "top_k": top_k}
+        found.setdefault("experts", []).append(shape)
+    return found
+
+
+def _finish(plan: Plan, name: str, outcome: Outcome, options: dict[str, Any], seconds: float) -> None:
+    from specsim.calibrate import build, plot
+    from specsim.files import write_atomically
+    from specsim.profiles import dump_profile
+
+    topology = (outcome.health or {}).get("topology") or {}
+    result = build(
+        name, outcome.results, outcome.environment, ranks=plan.ranks, cpu=plan.cpu, no_p2p=plan.no_p2p, quick=plan.quick,
+        nvlink=bool(topology) and all(v.startswith("NV") for v in topology.values()), health=outcome.health,
+        troubles=outcome.troubles, command=_command_line(),
+    )  # fmt: skip
+    target = Path(options["output"] or plan.folder / f"{name}.yaml")
+    record = target.with_name(f"{target.stem}.record.json")
+    write_atomically(target, dump_profile(result.profile))
+    write_atomically(record, result.record.model_dump_json(by_alias=True, indent=1, exclude_none=True))
+    if options["plot_file"]:
+        plot(result, Path(options["plot_file"]))
+    for warning in result.warnings:
+        note(f"warning: {warning}")
+    if options["as_json"]:
+        print_json(
+            {
+                "schema": "specsim.calibration/1", "profile": str(target), "record": str(record), "seconds": round(seconds, 1),
+                "measured": sum(r["status"] == "done" for r in outcome.results), "failed": sum(r["status"] != "done" for r in outcome.results),
+                "operators": {k: v.model_dump(exclude_none=True) for k, v in result.profile.operators.items()},
+                "allreduce": [c.model_dump() for c in result.profile.allreduce], "launch": result.profile.launch.model_dump(),
+                "warnings": result.warnings,
+            }
+        )  # fmt: skip
+    else:
+        _show(result, target, record, seconds)
+
+
+def _command_line() -> str:
+    return "specsim " + " ".join(sys.argv[1:]) if sys.argv[1:2] == ["calibrate"] else "specsim calibrate"
+
+
+def _show(result: Result, target: Path, record: Path, seconds: float) -> None:
+    from rich.table import Table
+
+    out, profile = console(), result.profile
+    table = Table(title=f"{profile.name}: seconds = fixed + bytes / bandwidth + flops / peak", title_justify="left")
+    for column in ("class", "fixed us", "GB/s", "TFLOP/s", "+-", "from"):
+        table.add_column(column, justify="left" if column in ("class", "from") else "right")
+    for name, rate in profile.operators.items():
+        peak = f"{rate.peak_tflops:.0f}" if rate.peak_tflops else ""
+        table.add_row(
+            name,
+            f"{rate.fixed_us:.2f}",
+            f"{rate.bandwidth_gb_s:.0f}",
+            peak,
+            f"{rate.relative_uncertainty:.0%}",
+            rate.note or rate.source.kind,
+        )
+    out.print(table)
+    if profile.allreduce:
+        curves = Table(title="all-reduce, us", title_justify="left")
+        for column in ("kernel", "ranks", "mode", "4 KB", "16 KB", "64 KB", "256 KB", "1 MB"):
+            curves.add_column(column, justify="left" if column in ("kernel", "mode") else "right")
+        for c in profile.allreduce:
+            at = dict(zip(c.bytes, c.latency_us, strict=True))
+            cells = [f"{at[1024 * k]:.1f}" if 1024 * k in at else "" for k in (4, 16, 64, 256, 1024)]
+            curves.add_row(c.implementation, str(c.ranks), c.mode, *cells)
+        out.print(curves)
+    launch = profile.launch
+    out.print(
+        f"launch: kernel {launch.kernel_us:.1f} us, collective {launch.collective_us:.1f} us, graph {launch.graph_us:.1f} us; {launch.note}"
+    )
+    out.print(f"\nWrote {target} and {record.name} after {seconds:.0f} s.", soft_wrap=True)
+
+
+class _Meter:
+    """Progress on standard error: a bar on a terminal, else a line every ten seconds."""
+
+    def __init__(self) -> None:
+        self.bar: Any = None
+        self.task: Any = None
+        self.last = 0.0
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TextColumn
+
+            columns = (
+                BarColumn(30),
+                TextColumn("{task.completed}/{task.total}"),
+                TextColumn("{task.fields[left]}"),
+                TextColumn("{task.description}"),
+            )
+            self.bar = Progress(*columns, console=Console(stderr=True), transient=True)
+            self.bar.start()
+            self.task = self.bar.add_task("starting", total=None, left="")
+
+    def report(self, p: Progress) -> None:
+        left = f"about {max(1, round(p.left_s))} s left"
+        if self.bar is not None:
+            self.bar.update(self.task, completed=p.done, total=p.total or None, description=p.now, left=left)
+        elif p.elapsed_s - self.last >= 10:
+            self.last = p.elapsed_s
+            note(f"{p.elapsed_s:4.0f} s  {p.done}/{p.total} measured, {left}; {p.now}")
+
+    def trouble(self, text: str) -> None:
+        if self.bar is not None:
+            self.bar.console.print(f"warning: {text}", highlight=False, markup=False)
+        else:
+            note(f"warning: {text}")
+
+    def close(self) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+            self.bar = None
