@@ -75,8 +75,10 @@ def read_launch(
     numbers = tuple(map(int, release.version.split(".")))
     read = _Reader(values, positional, parts.env, notes, numbers, architecture)
     options = _sglang(read) if engine == "sglang" else _vllm(read)
-    if tag:
-        options["engine_version"] = tag.group(1)
+    if version is not None:
+        options["version"] = release.version
+    elif tag:
+        notes.append(f"{engine} {tag.group(1)} is not described; read as {release.version}")
     if parts.env:
         options["env"] = parts.env
     if "--config" in values:
@@ -103,6 +105,7 @@ def _split(text: str) -> list[list[str]]:
     """The commands of a pasted shell text, each a list of words; continued lines joined, redirections left out."""
     if len(text) > MAX_LENGTH:
         raise InputError(f"is longer than {MAX_LENGTH} characters", where="launch line", mend="give one command")
+    text = re.sub(r"(?m)^[ \t]*#.*$", "", text)  # comments of a script
     text = re.sub(r"[\\^`][ \t]*\r?\n", " ", text)
     text = re.sub(r"\r?\n(?=[ \t]*-)", " ", text)  # a line that begins with a flag goes on
     text = text.translate({0x2018: "'", 0x2019: "'", 0x201C: '"', 0x201D: '"', 0xA0: " "})
@@ -242,19 +245,17 @@ def _read_flags(engine: str, arguments: Sequence[str], notes: list[str]) -> tupl
         if engine == "vllm" and (short := re.fullmatch(r"(-O|-tp|-pp|-dp)(\d+)", flag)):
             flag, equals, attached = short[1], "=", short[2]
         if engine == "vllm" and "." in flag:
+            if not equals and place < len(arguments):
+                attached, place = arguments[place], place + 1
+            elif not equals:
+                raise InputError("expects a value", where=flag, mend="give one after it")
             root, *path = flag.split(".")
             name, note = _full_name(engine, root)
-            notes += [note] if note else []
-            name = aliases.get(name or "", name)
-            if name is not None and not equals:
-                if place >= len(arguments):
-                    raise InputError("expects a value", where=flag, mend="give one after it")
-                attached = arguments[place]
-                place += 1
             if name is None:
                 unknown.append(flag)
             else:
-                _nest(dotted.setdefault(name, {}), path, attached)
+                _nest(dotted.setdefault(aliases.get(name, name), {}), path, attached)
+            notes += [note] if note else []
             continue
         name, note = _full_name(engine, flag)
         notes += [note] if note else []
@@ -486,12 +487,12 @@ def _sglang_speculation(options: dict[str, Any], read: _Reader) -> None:
         options.update(_present({"num_steps": 1, "topk": 1, "draft_tokens": block}))
         read.note(f"--speculative-algorithm {name}: steps and topk are forced to 1; a block is drafted in one pass")
     elif method == "ngram":
-        breadth = read.whole("--speculative-ngram-max-bfs-breadth") or 10
         tokens = tokens or 12
-        steps = steps if steps is not None else tokens // breadth
-        options.update({"num_steps": steps, "topk": breadth, "draft_tokens": tokens})
+        breadth = read.whole("--speculative-ngram-max-bfs-breadth") or 10
+        options.update({"num_steps": tokens - 1, "topk": 1, "draft_tokens": tokens})
         read.note(
-            f"NGRAM: up to {tokens} tokens are verified, drafted on the host; topk is the search breadth {breadth}"
+            f"NGRAM: {tokens} tokens are verified, found on the host in a tree of breadth up to {breadth}; "
+            f"read as a chain of {tokens}"
         )
     else:
         options.update(_sglang_chain(read, options, steps, topk, tokens))
@@ -509,7 +510,7 @@ def _sglang_chain(
             "method"
         ] != "draft-model"
         steps, topk, tokens = (5, 4, 8) if tree else (3, 1, 4)
-        why = read.architecture or ("its name" if named else "an unknown architecture")
+        why = read.architecture or (f"{options['model']}, judged by its name" if named else "an unknown architecture")
         read.note(
             f"no steps, topk or draft tokens given: SGLang chooses by architecture; for {why} "
             f"{steps} steps, topk {topk}, {tokens} draft tokens"
