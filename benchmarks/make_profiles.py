@@ -263,7 +263,9 @@ def field_box(healthy: Profile) -> Profile:
     points = {1024: 26.0, 4096: 27.0, **FIELD_POINTS}
     points |= {size: round(us * FIELD_POINTS[43008] / FIELD_SHAPE_43008, 1) for size, us in FIELD_SHAPE.items()}
     steep = curve("nccl", points, FIELD_SOURCE, FIELD_NOTE, kind="fitted")
-    others = [c for c in healthy.allreduce if c.implementation in ("nccl", "custom") and c.ranks < 8]
+    others = [
+        c for c in healthy.allreduce if c.mode == "graph" and c.ranks < healthy.gpus and c.implementation != "oneshot"
+    ]
     changes = {
         "name": "8x-pcie-field",
         "description": "Eight PCIe GPUs of a field report: RTX PRO 6000 operators, all-reduce inferred",

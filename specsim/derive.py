@@ -6,6 +6,7 @@ complete; docs/hardware.md gives the reasoning of each rule. Times in us and rat
 
 from __future__ import annotations
 
+from specsim.errors import InputError
 from specsim.profiles import AllReduceCurve, Gpu, Launch, OperatorRate, Profile, Source
 from specsim.tables import PACKAGE, Imported, import_system, small_kernels
 
@@ -156,9 +157,14 @@ def from_tables(
 ) -> tuple[Profile, list[str]]:
     """A complete profile of a system with tables, named after it, and the notes of its import.
 
-    The node's GPU count and link are those of the tables' system description. Raises InputError as `import_system`.
+    The node's GPU count and link are those of the tables' system description. Raises InputError as `import_system`, and
+    when the tables lack a class that every profile needs.
     """
     found = import_system(system, l2_mb=l2_mb, date=date, reference=reference)
+    lacking = [name for name in ("gemm_bf16", "attention_gqa") if name not in found.operators]
+    if lacking:
+        reasons = "; ".join(found.notes) or "there is no such table"
+        raise InputError(f"no {lacking[0]} for {found.system}: {reasons}", mend="choose a system with more tables")
     facts = Source(kind="datasheet", reference=f"aiconfigurator_core, description of {found.system}", date=date)
     gpu = Gpu(name=found.system, l2_mb=l2_mb, relative_uncertainty=0.05, source=facts, **found.gpu)
     profile = Profile(

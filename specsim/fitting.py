@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import least_squares
 
 from specsim.errors import InputError
 
@@ -46,6 +45,8 @@ def fit_rate(sizes: ArrayLike, seconds: ArrayLike, *, cached: ArrayLike | None =
     Raises InputError when the points cannot identify both parameters: fewer than three, sizes that do not spread by a
     factor of 1.5, times that do not grow with bytes, or a covariance that leaves the bandwidth open.
     """
+    from scipy.optimize import least_squares
+
     size, time = np.asarray(sizes, dtype=float), np.asarray(seconds, dtype=float)
     good = np.isfinite(size) & np.isfinite(time) & (size > 0) & (time > 0)
     warm = np.zeros(size.shape, bool) if cached is None else np.asarray(cached, dtype=bool)

@@ -91,7 +91,7 @@ def package_folder() -> Path:
 
 def systems() -> list[str]:
     """Names of the systems that the installed package has tables for."""
-    return sorted(p.name for p in (package_folder() / "data").iterdir() if p.is_dir())
+    return sorted({p.parts[-5] for p in (package_folder() / "data").glob("*/*/*/*/*.parquet")})
 
 
 def read_table(path: Path, columns: tuple[str, ...]) -> Columns:
@@ -214,9 +214,11 @@ class _Reader:
         if fit.median > WORST_MEDIAN:
             raise InputError(f"misses the measured times by {fit.median:.0%} (median)", where=where)
 
-    def tables(self, operator: str, table: str, *columns: str) -> Iterator[tuple[Columns, str]]:
+    def tables(
+        self, operator: str, table: str, *columns: str, frameworks: tuple[str, ...] = FRAMEWORKS
+    ) -> Iterator[tuple[Columns, str]]:
         """Columns of the operator's tables and 'framework version', best first: by framework, then newest version."""
-        for framework in FRAMEWORKS:
+        for framework in frameworks:
             for version in _versions(self.root / operator / framework):
                 path = version / f"{table}.parquet"
                 if path.is_file():
@@ -324,12 +326,11 @@ class _Reader:
                     continue  # a copy of TensorRT-LLM's table under another name
                 mode = "eager" if kernel.endswith("_eager") else "graph"
                 self._curves(found, c, c["kernel_source"] == kernel, implementation, mode, version, kernel)
-        for folder in _versions(self.root / "comm" / "nccl"):
-            path = folder / "nccl_perf.parquet"
-            if path.is_file():
-                c = read_table(path, ("nccl_dtype", "op_name", "num_gpus", "message_size", "latency"))
+        loops = ("nccl_dtype", "op_name", "num_gpus", "message_size", "latency")
+        for library in ("nccl", "oneccl"):
+            for c, version in self.tables("comm", f"{library}_perf", *loops, frameworks=(library,)):
                 rows = (c["nccl_dtype"] == "half") & (c["op_name"] == "all_reduce")
-                self._curves(found, c, rows, "nccl", "graph", f"nccl {folder.name}", "back-to-back loop")
+                self._curves(found, c, rows, library, "graph", version, "back-to-back loop")
         return [found[k] for k in sorted(found)]
 
     def _curves(
@@ -348,7 +349,7 @@ class _Reader:
             here = rows & (c["num_gpus"] == ranks) & (size >= CURVE_BYTES[0]) & (size <= CURVE_BYTES[1])
             if key in found or ranks < 2 or here.sum() < 3:
                 continue
-            table = "nccl_perf" if version.startswith("nccl") else "custom_allreduce_perf"
+            table = f"{implementation}_perf" if "ccl" in implementation else "custom_allreduce_perf"
             sizes = np.unique(size[here])
             times = np.array([float(np.median(c["latency"][here & (size == b)])) * 1e3 for b in sizes])
             times = _without_spikes(times)

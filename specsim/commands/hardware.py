@@ -1,0 +1,350 @@
+"""specsim hardware"""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from specsim.commands.common import console, json_option, note, print_json
+
+if TYPE_CHECKING:
+    from specsim.profiles import AllReduceCurve, Profile
+
+TABLES = "aiconfigurator:"  # prefix of a system whose tables are imported
+SIZES = (4096, 14336, 43008, 65536, 2**20)  # bytes at which `show` prints an all-reduce curve
+
+plot_option = click.option(
+    "--plot", type=click.Path(path_type=Path), help="Draw the all-reduce curves (png, svg, pdf)."
+)
+
+
+@click.group()
+def command() -> None:
+    """List, show, compare and import hardware profiles.
+
+    \b
+    Examples:
+      specsim hardware show 8x-rtx-pro-6000
+      specsim hardware diff 8x-rtx-pro-6000 8x-pcie-field --plot curves.png
+      specsim hardware import all_reduce.txt --into 8x-rtx-pro-6000 -o mybox.yaml
+    """
+
+
+@command.command("list")
+@json_option
+def list_command(as_json: bool) -> None:
+    """List the shipped profiles.
+
+    \b
+    Example:  specsim hardware list
+    """
+    from specsim.profiles import list_profiles, load_profile
+
+    profiles = [load_profile(name) for name in list_profiles()]
+    if as_json:
+        rows = [
+            {"name": p.name, "gpus": p.gpus, "gpu": p.gpu.name, "link": p.link, "description": p.description}
+            for p in profiles
+        ]
+        print_json({"schema": "specsim.hardware-list/1", "profiles": rows})
+        return
+    table = _table("profile", "GPUs", "GPU", "link", "description", right=(1,))
+    for p in profiles:
+        table.add_row(p.name, str(p.gpus), p.gpu.name, p.link, p.description)
+    console().print(table)
+
+
+@command.command("show")
+@click.argument("name")
+@plot_option
+@json_option
+def show_command(name: str, plot: Path | None, as_json: bool) -> None:
+    """Show a profile: every number with its source and uncertainty. NAME is a shipped profile or a YAML file.
+
+    \b
+    Example:  specsim hardware show 8x-rtx-pro-6000
+    """
+    from specsim.profiles import load_profile
+
+    profile = load_profile(name)
+    if plot:
+        draw([profile], plot)
+    if as_json:
+        print_json(profile.model_dump(mode="json", by_alias=True, exclude_none=True))
+        return
+    show(profile)
+
+
+@command.command("diff")
+@click.argument("a")
+@click.argument("b")
+@plot_option
+@json_option
+def diff_command(a: str, b: str, plot: Path | None, as_json: bool) -> None:
+    """Compare two profiles, number by number; the last column is B relative to A.
+
+    \b
+    Example:  specsim hardware diff 8x-rtx-pro-6000 8x-pcie-field
+    """
+    from specsim.profiles import diff, load_profile
+
+    one, other = load_profile(a), load_profile(b)
+    found = diff(one, other)
+    if plot:
+        draw([one, other], plot)
+    if as_json:
+        rows = [{"key": d.key, "a": d.a, "b": d.b, "relative": d.relative} for d in found]
+        print_json({"schema": "specsim.hardware-diff/1", "a": one.name, "b": other.name, "differences": rows})
+        return
+    if not found:
+        console().print(f"{one.name} and {other.name} hold the same numbers")
+        return
+    table = _table("number", one.name, other.name, "relative", right=(1, 2, 3))
+    for d in found:
+        relative = "" if d.relative is None else f"{d.relative:+.1%}"
+        table.add_row(d.key, _number(d.a), _number(d.b), relative)
+    console().print(table)
+
+
+@command.command("import")
+@click.argument("what", metavar=f"FILE|{TABLES}SYSTEM")
+@click.option("--into", help="Profile that takes the numbers: a name or a YAML file.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write; its name becomes the profile's.")
+@click.option("--date", default=None, help="Date of the measurement, YYYY-MM-DD; today by default.")
+@click.option("--reference", default=None, help="Where the numbers are from, kept as their source.")
+@click.option("--implementation", default="nccl", show_default=True, help="Name of the all-reduce that was measured.")
+@click.option("--l2-mb", type=click.FloatRange(1, 1000), help="L2 cache of the GPU in MB, for tables without --into.")
+@json_option
+def import_command(what: str, into: str | None, output: Path | None, as_json: bool, **options: Any) -> None:
+    """Import measurements: the output of nccl-tests, nvbandwidth or p2pBandwidthLatencyTest, or operator tables.
+
+    aiconfigurator:SYSTEM fits the Parquet tables of an installed aiconfigurator package (pip install aiconfigurator).
+
+    \b
+    Examples:
+      specsim hardware import all_reduce.txt --into 8x-rtx-pro-6000 -o mybox.yaml
+      specsim hardware import aiconfigurator:h200_sxm -o h200.yaml
+    """
+    from specsim.files import write_atomically
+    from specsim.profiles import dump_profile
+
+    date = options["date"] or datetime.date.today().isoformat()
+    _check_target(into, output)
+    profile, summary = _import(what, into, date, options)
+    target = output or (Path(into) if into else None)
+    for text in summary["notes"]:
+        note(f"note: {text}")
+    if profile and target:
+        if output and output.stem != profile.name:
+            profile = _renamed(profile, output.stem)
+        write_atomically(target, dump_profile(profile))
+    if as_json:
+        print_json(
+            {"schema": "specsim.hardware-import/1", "written": str(target) if profile and target else None, **summary}
+        )
+    elif profile and target:
+        console().print(f"wrote {target}: {summary['text']}", soft_wrap=True)
+    elif profile:
+        click.echo(dump_profile(profile), nl=False)
+    else:
+        console().print(summary["text"], soft_wrap=True)
+
+
+def _import(what: str, into: str | None, date: str, options: dict[str, Any]) -> tuple[Profile | None, dict[str, Any]]:
+    """The profile that results, None when there is none to put the numbers in, and what was read."""
+    from specsim.errors import InputError
+    from specsim.profiles import latency_us, load_profile
+
+    base = load_profile(into) if into else None
+    if what.lower().startswith(TABLES):
+        return _import_tables(what[len(TABLES) :], base, date, options)
+    from specsim.files import read_text
+    from specsim.importers import default_source, into_profile, read_tool
+
+    readings = read_tool(read_text(Path(what), "measurement"), what)
+    source = default_source(readings, what, date)
+    if options["reference"]:
+        source = source.model_copy(update={"reference": options["reference"]})
+    curve = readings.curve(source, options["implementation"]) if readings.rows else None
+    text = [f"{readings.tool}"]
+    if curve:
+        text.append(f"all-reduce over {curve.ranks} ranks at {len(curve.bytes)} sizes")
+        known = [(size, latency_us(curve, size)) for size in SIZES]
+        text += [f"{time:.3g} us at {size:,} B" for size, time in known if time]
+    text += [f"{name} {value}" for name, value in readings.figures.items()]
+    summary = {
+        "tool": readings.tool,
+        "text": "; ".join(text),
+        "allreduce": curve.model_dump(mode="json") if curve else None,
+        "figures": readings.figures,
+        "notes": readings.notes,
+    }
+    if base is None:
+        if options.get("output"):
+            raise InputError("a measurement fills no whole profile", where="-o", mend="give --into PROFILE")
+        return None, summary
+    return into_profile(base, readings, source, options["implementation"]), summary
+
+
+def _import_tables(
+    system: str, base: Profile | None, date: str, options: dict[str, Any]
+) -> tuple[Profile, dict[str, Any]]:
+    from specsim.derive import from_tables
+    from specsim.tables import PACKAGE
+
+    l2_mb = base.gpu.l2_mb if base else options["l2_mb"]
+    profile, notes = from_tables(system, l2_mb=l2_mb, date=date, reference=options["reference"] or PACKAGE)
+    if base is not None:
+        fitted = {name: rate for name, rate in profile.operators.items() if rate.source.kind == "published"}
+        curves = {(c.implementation, c.ranks, c.mode): c for c in base.allreduce}
+        curves |= {(c.implementation, c.ranks, c.mode): c for c in profile.allreduce if c.ranks <= base.gpus}
+        changes = {"operators": base.operators | fitted, "allreduce": [curves[key] for key in sorted(curves)]}
+        profile = base.model_copy(update=changes)
+    kinds = [rate.source.kind for rate in profile.operators.values()]
+    text = f"{kinds.count('published')} of {len(kinds)} operator classes from tables, {len(profile.allreduce)} curves"
+    return profile, {"tool": PACKAGE, "text": text, "notes": notes}
+
+
+def _check_target(into: str | None, output: Path | None) -> None:
+    """A shipped profile is never changed in place."""
+    from specsim.errors import InputError
+
+    if into and output is None and not Path(into).is_file():
+        raise InputError(f"{into!r} is a shipped profile", where="--into", mend="give -o FILE for the result")
+
+
+def _renamed(profile: Profile, name: str) -> Profile:
+    from specsim.errors import InputError
+    from specsim.profiles import Profile as Model
+
+    try:
+        return Model.model_validate({**profile.model_dump(by_alias=True), "name": name})
+    except ValueError:
+        raise InputError(
+            f"{name!r} cannot be a profile's name", where="-o", mend="use letters, digits, . _ -"
+        ) from None
+
+
+# --- text ---------------------------------------------------------------------------------------------------------
+
+
+def show(profile: Profile) -> None:
+    """Print a profile for people."""
+    from specsim.profiles import latency_us
+
+    out, references = console(), _References()
+    g = profile.gpu
+    out.print(f"{profile.name}: {profile.description}", style="bold", soft_wrap=True)
+    facts = [f"{profile.gpus} x {g.name}", f"link {profile.link}", f"{g.memory_gb:g} GB", f"{g.bandwidth_gb_s:g} GB/s"]
+    facts += [f"{g.bf16_tflops:g} TFLOPS bf16"] + ([f"L2 {g.l2_mb:g} MB"] if g.l2_mb else [])
+    out.print(", ".join(facts) + f" [dim]{references.mark(g)}[/dim]", soft_wrap=True)
+
+    table = _table("operator class", "fixed us", "GB/s", "TFLOPS", "+-", "source", right=(1, 2, 3, 4))
+    for name, rate in profile.operators.items():
+        peak = f"{rate.peak_tflops:g}" if rate.peak_tflops else ""
+        table.add_row(name, f"{rate.fixed_us:g}", f"{rate.bandwidth_gb_s:g}", peak, *references.cells(rate))
+    out.print(table)
+
+    if profile.allreduce:
+        heads = ["all-reduce", "ranks", "mode", *(f"{_size(b)} us" for b in SIZES), "+-", "source"]
+        table = _table(*heads, right=(1, *range(3, 4 + len(SIZES))))
+        for c in profile.allreduce:
+            times = [latency_us(c, b) for b in SIZES]
+            cells = [f"{t:.3g}" if t else "" for t in times]
+            table.add_row(c.implementation, str(c.ranks), c.mode, *cells, *references.cells(c))
+        out.print(table)
+
+    table = _table("host and engine", "us", "+-", "source", right=(1, 2))
+    groups = [("launch", profile.launch), *((f"engine {name}", terms) for name, terms in profile.engines.items())]
+    for label, group in groups:
+        for field, value in group:
+            if isinstance(value, float) and field.endswith("_us"):
+                table.add_row(f"{label} {field[:-3]}", f"{value:g}", *references.cells(group))
+    out.print(table)
+    for line in references.lines():
+        out.print(line, style="dim", soft_wrap=True, markup=False)
+    for caveat in profile.caveats:
+        out.print(f"caveat: {caveat}", style="yellow", soft_wrap=True, markup=False)
+
+
+class _References:
+    """Numbers the sources of a profile, so that a table names each by kind and number."""
+
+    def __init__(self) -> None:
+        self.known: dict[tuple[str, str, str], int] = {}
+
+    def mark(self, group: Any) -> str:
+        key = (group.source.kind, group.source.reference, group.source.date)
+        return f"{group.source.kind} {self.known.setdefault(key, len(self.known) + 1)}"
+
+    def cells(self, group: Any) -> tuple[str, str]:
+        return f"{group.relative_uncertainty:.0%}", self.mark(group)
+
+    def lines(self) -> list[str]:
+        return [f"{number}: {kind}, {reference}, {date}" for (kind, reference, date), number in self.known.items()]
+
+
+def _table(*heads: str, right: tuple[int, ...] = ()) -> Any:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for i, head in enumerate(heads):
+        table.add_column(head, justify="right" if i in right else "left", overflow="fold")
+    return table
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
+def _size(size: int) -> str:
+    return f"{size / 2**20:g} MB" if size >= 2**20 else f"{size / 1024:g} KB"
+
+
+# --- plot ---------------------------------------------------------------------------------------------------------
+
+
+def draw(profiles: list[Profile], path: Path) -> None:
+    """The all-reduce curves of the profiles at their largest rank count, on one log-log chart."""
+    from specsim.errors import InputError, WorkError
+
+    curves = [(p, c) for p in profiles for c in _widest(p)]
+    if not curves:
+        names = ", ".join(p.name for p in profiles)
+        raise InputError(
+            f"{names}: no all-reduce curve to draw", where="--plot", mend="choose a profile of several GPUs"
+        )
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
+    for p, c in curves:
+        style = "--" if c.mode == "eager" else "-"
+        marker = "o" if p is profiles[0] else "s"
+        label = f"{p.name}: {c.implementation}, {c.ranks} ranks, {c.mode} ({c.source.kind})"
+        axes.plot(c.bytes, c.latency_us, style, marker=marker, markersize=3, label=label)
+    axes.set(xscale="log", yscale="log", xlabel="message (bytes a rank)", ylabel="all-reduce latency (us)")
+    axes.grid(True, which="both", alpha=0.3)
+    axes.legend(fontsize=7)
+    try:
+        figure.savefig(path)
+    except ValueError:
+        raise InputError(
+            f"{path.suffix or 'no suffix'} is no picture format", where="--plot", mend="use .png, .svg or .pdf"
+        ) from None
+    except OSError as error:
+        raise WorkError(f"{path}: cannot be written: {error.strerror or error}") from None
+    finally:
+        plt.close(figure)
+    note(f"wrote {path}")
+
+
+def _widest(profile: Profile) -> list[AllReduceCurve]:
+    ranks = max((c.ranks for c in profile.allreduce), default=0)
+    return [c for c in profile.allreduce if c.ranks == ranks]
