@@ -134,7 +134,7 @@ class Handler(BaseHTTPRequestHandler):
         if state.fault == "reject" and batch > 1:
             return self.send(400, {"error": {"message": "batch is too large"}})
         if state.fault == "slow":
-            time.sleep(3)
+            time.sleep(1)
         if state.fault == "short":
             tokens -= 1
         speculative = state.draft_tokens > 1
@@ -162,13 +162,18 @@ class Handler(BaseHTTPRequestHandler):
         return self.send(200, [{"output_ids": [100] * tokens, "meta_info": meta} for _ in range(batch)])
 
 
+class QuietServer(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        pass  # a client that gave up waiting
+
+
 class FakeServer:
     """The fake server in a thread, at `url`; a context manager."""
 
     def __init__(self, **state: Any) -> None:
         self.state = State(**state)
         handler = type("BoundHandler", (Handler,), {"state": self.state})
-        self.httpd = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self.httpd = QuietServer(("127.0.0.1", 0), handler)
         self.httpd.daemon_threads = True
         self.url = f"http://127.0.0.1:{self.httpd.server_address[1]}"
 

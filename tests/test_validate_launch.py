@@ -1,0 +1,300 @@
+"""Launching a server: scenario files, flags, faults, and no process left behind. The server is tests/fake_server.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specsim import validate
+from specsim.configs import model_from_config
+from specsim.errors import InputError, WorkError
+from specsim.live import ServerError
+from specsim.measure import Plan
+from specsim.records import Record
+from specsim.server import Launched, free_port, refuse_multicast
+from specsim.validate import (
+    Scenario,
+    load_scenarios,
+    make_scenario,
+    moe_layers,
+    run_list,
+    run_scenario,
+    server_env,
+    server_flags,
+)
+
+ROOT = Path(__file__).parents[1]
+FAKE = (sys.executable, str(ROOT / "tests" / "fake_server.py"))
+PLAN = Plan(min_repeats=2, max_repeats=2, lengths=(4, 8, 16, 24))
+DENSE = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 8}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.json"
+    path.write_text(json.dumps(DENSE))
+    return path
+
+
+def scenario(model: Path, **values: Any) -> Scenario:
+    return make_scenario({"name": "tiny", "model": model, "batches": [1, 2, 4], "contexts": [32], **values}, "test")
+
+
+def quiet(text: str) -> None:
+    pass
+
+
+def launch(s: Scenario, folder: Path, **options: Any) -> tuple[Path, int]:
+    return run_scenario(s, folder, PLAN, quiet, command=FAKE, **options)
+
+
+def gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
+
+
+def test_a_run_leaves_a_record_and_no_process(model: Path, tmp_path: Path) -> None:
+    child = tmp_path / "child"
+    s = scenario(model, draft=model, method="eagle3", num_steps=3, env={"FAKE_CHILD_FILE": str(child)})
+    path, failed = launch(s, tmp_path / "runs")
+    record = Record.model_validate(json.loads(path.read_text()))
+    assert failed == 0
+    assert [p.batch for p in record.points] == [1, 2, 4]
+    assert record.points[0].verify_ms is not None
+    assert record.target_config == DENSE
+    assert record.engine is not None
+    assert record.engine.env["SGLANG_SIMULATE_ACC_LEN"] == "2"
+    assert record.engine.flags[:2] == ["--model-path", "tiny"]  # no temporary path, no port
+    assert "--port" not in record.engine.flags
+    assert (tmp_path / "runs" / "logs" / "tiny.log").exists()
+    assert gone(int(child.read_text()))
+
+
+def test_flags_of_a_scenario_on_two_gpus(model: Path) -> None:
+    s = scenario(model, draft=model, method="eagle3", num_steps=2, tp=2, flags=["--x"], batches=[1, 64])
+    flags = server_flags(s, "M", "D", 1234)
+    pairs = dict(zip(flags, flags[1:], strict=False))  # noqa: RUF007
+    wanted = {"--tp": "2", "--speculative-num-steps": "2", "--speculative-num-draft-tokens": "3", "--port": "1234"}
+    wanted |= {"--max-running-requests": "64", "--cuda-graph-max-bs": "64", "--load-format": "dummy"}
+    assert {k: pairs[k] for k in wanted} == wanted
+    assert "--enforce-disable-flashinfer-allreduce-fusion" in flags
+    assert flags[-1] == "--x"
+    env = server_env(s, experts=True)
+    assert {env[k] for k in ("NCCL_NVLS_ENABLE", "NVSHMEM_DISABLE_NVLS")} == {"0", "1"}
+    assert env["SGLANG_SIMULATE_UNIFORM_EXPERTS"] == "1"
+    assert "--disable-cuda-graph" in server_flags(s.model_copy(update={"eager": True}), "M", "D", 1)
+
+
+@pytest.mark.parametrize(
+    "flag", ["--enable-torch-symm-mem", "--enable-symm-mem", "--enable-nccl-nvls", "--enable-mscclpp", "--enable-msc"]
+)
+def test_multicast_needs_an_explicit_word(model: Path, tmp_path: Path, flag: str) -> None:
+    with pytest.raises(InputError, match="multicast"):
+        launch(scenario(model, flags=[flag]), tmp_path)
+    assert launch(scenario(model, flags=[flag], batches=[1]), tmp_path, multicast=True)[1] == 0
+
+
+def test_multicast_by_environment_is_refused_and_other_flags_pass() -> None:
+    with pytest.raises(InputError, match="NCCL_NVLS_ENABLE=1"):
+        refuse_multicast([], {"NCCL_NVLS_ENABLE": "1"}, "test")
+    refuse_multicast(["--enable-metrics", "--enable-mixed-chunk"], {"NCCL_NVLS_ENABLE": "0"}, "test")
+
+
+def test_a_server_that_dies_while_starting_says_why(model: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    with pytest.raises(
+        ServerError, match=r"died while starting \(exit code 3\): ValueError: no such attention backend"
+    ) as caught:
+        run_scenario(scenario(model, env={"FAKE_FAULT": "start"}), tmp_path, PLAN, said.append, command=FAKE)
+    assert "\n" not in str(caught.value)
+    assert any("no such attention backend" in line for line in said)
+
+
+def test_a_server_that_never_gets_healthy_is_stopped(model: Path, tmp_path: Path) -> None:
+    child = tmp_path / "child"
+    s = scenario(model, env={"FAKE_FAULT": "unhealthy", "FAKE_CHILD_FILE": str(child)})
+    with pytest.raises(ServerError, match=r"not healthy within 1\.5 s"):
+        launch(s, tmp_path, start_timeout=1.5)
+    assert gone(int(child.read_text()))
+
+
+def test_no_such_program(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(WorkError, match="could not be started"):
+        run_scenario(scenario(model), tmp_path, PLAN, quiet, command=["/nowhere/python"])
+
+
+def test_a_server_that_dies_in_mid_run_keeps_finished_points(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ServerError, match="the server died: RuntimeError: CUDA error"):
+        launch(scenario(model, env={"FAKE_FAULT": "die"}), tmp_path)
+    record = Record.model_validate(json.loads((tmp_path / "tiny.json").read_text()))
+    assert [p.batch for p in record.points] == [1]
+
+
+def test_a_full_disk_ends_the_run_and_stops_the_server(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = tmp_path / "child"
+    written = []
+
+    def full(path: Path, text: str) -> None:
+        if written:
+            raise WorkError(f"{path}: cannot be written: No space left on device")
+        written.append(text)
+
+    monkeypatch.setattr(validate, "write_atomically", full)
+    with pytest.raises(WorkError, match="No space left on device"):
+        launch(scenario(model, env={"FAKE_CHILD_FILE": str(child)}), tmp_path)
+    assert gone(int(child.read_text()))
+
+
+def test_a_taken_port() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(WorkError, match=f"port {port} of 127.0.0.1 is taken"):
+            free_port(port)
+    assert free_port(None) > 0
+
+
+def test_a_list_goes_on_after_a_failed_one(model: Path, tmp_path: Path) -> None:
+    bad = scenario(model, name="bad", env={"FAKE_FAULT": "start"})
+    good = scenario(model, name="good", batches=[1])
+    missing = scenario(tmp_path / "nowhere.json", name="missing")
+    paths, failures = run_list([bad, missing, good], lambda s: launch(s, tmp_path), quiet, float("inf"), PLAN)
+    assert [p.name for p in paths] == ["good.json"]
+    assert [f.split(":")[0] for f in failures] == ["bad", "missing"]
+
+
+def test_no_scenario_is_begun_that_cannot_end(model: Path, tmp_path: Path) -> None:
+    deadline = time.monotonic() + 30
+    paths, failures = run_list([scenario(model)], lambda s: launch(s, tmp_path), quiet, deadline, PLAN)
+    assert paths == []
+    assert "not started" in failures[0]
+
+
+def test_stop_kills_a_child_that_ignores_sigterm(tmp_path: Path) -> None:
+    code = (
+        "import signal, subprocess, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+        "p = subprocess.Popen([sys.executable, '-c', 'import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(99)']);"
+        "print(p.pid, flush=True); time.sleep(99)"
+    )
+    log = tmp_path / "log"
+    with Launched([sys.executable, "-c", code], {}, 1, log) as server:
+        while not log.read_text().strip():
+            time.sleep(0.02)
+        time.sleep(0.3)
+        child = int(log.read_text())
+        server.stop(grace=0.3)
+        server.stop()
+    assert gone(child)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_command_leaves_no_orphan(model: Path, tmp_path: Path, number: signal.Signals) -> None:
+    child = tmp_path / "child"
+    command = [
+        sys.executable,
+        "-m",
+        "specsim",
+        "validate",
+        "--launch",
+        "--model",
+        str(model),
+        "--batch",
+        "1",
+        "-o",
+        str(tmp_path),
+    ]
+    command += ["--server-command", " ".join(FAKE)]
+    env = {**os.environ, "FAKE_STEP_MS": "50", "FAKE_CHILD_FILE": str(child), "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "healthy after" in line:
+                break
+        process.send_signal(number)
+        rest = process.stderr.read()
+        assert process.wait(20) == 130
+    assert rest.strip().splitlines()[-1] == "interrupted"
+    assert gone(int(child.read_text()))
+
+
+def test_the_command_prints_one_json_document(model: Path, tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "specsim",
+        "validate",
+        "--launch",
+        "--model",
+        str(model),
+        "--batch",
+        "1,99",
+        "--context",
+        "32",
+    ]
+    command += ["-o", str(tmp_path), "--server-command", " ".join(FAKE), "--quick", "--json"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=60
+    )
+    document = json.loads(done.stdout)
+    assert done.returncode == 1  # 99 requests are more than the fake server runs at once
+    assert document["records"] == [str(tmp_path / "tiny-tp1-none.json")]
+    assert "1 of its points" in document["failures"][0]
+
+
+# --- scenario files ---
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("scenarios: 3", "no list `scenarios`"),
+        ("scenarios: [3]", "scenario 1: is not a mapping"),
+        ("other: 1\nscenarios: []", "unknown key 'other'"),
+        ("- {name: a, model: m, metod: eagle3}", "unknown key 'metod'.*did you mean 'method'"),
+        ("- {name: a/b, model: m}", "name: String should match"),
+        ("- {name: a, model: m, method: eagle3, draft: d}", "needs num_steps"),
+        ("- {name: a, model: m, method: eagle3, num_steps: 2}", "needs a draft"),
+        ("- {name: a, model: m, method: ngram}", "needs draft_tokens"),
+        ("- {name: a, model: m, num_steps: 2}", "without a method"),
+        ("- {name: a, model: m, method: mtp, num_steps: 1, accept_length: 2.5}", "above num_steps"),
+        ("- {name: a, model: m, method: mtp, num_steps: 2, topk: 4}", "topk above 1 needs draft_tokens"),
+        ("- {name: a, model: m, batches: [0]}", "batches.0"),
+        ("- {name: a, model: m}\n- {name: a, model: m}", "two scenarios are called 'a'"),
+        ("- {name: a", "is not YAML"),
+    ],
+)
+def test_scenario_files_that_cannot_be(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(text)
+    with pytest.raises(InputError, match=message) as caught:
+        load_scenarios(path)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["scenarios-1gpu.yaml", "scenarios-2gpu.yaml"])
+def test_shipped_scenarios_load_with_their_models(name: str) -> None:
+    found = load_scenarios(ROOT / "validation" / name)
+    assert len(found) >= 9
+    for s in found:
+        refuse_multicast(s.flags, server_env(s, experts=True), s.name)
+        target = model_from_config(json.loads(s.model.read_text()), name=s.name)
+        assert (target.experts is not None) == (moe_layers(json.loads(s.model.read_text())) > 0)
+        if s.draft is not None:
+            draft = model_from_config(json.loads(s.draft.read_text()), name=s.name)
+            assert draft.hidden == target.hidden
+        if name == "scenarios-2gpu.yaml":
+            assert s.tp == 2

@@ -1,0 +1,327 @@
+"""Measuring a live server: regression, counters, phases, and every fault a server can show, against a fake one."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_server import FakeServer
+
+from specsim import live
+from specsim.errors import InputError, WorkError
+from specsim.kernels import kernel_table
+from specsim.live import Client, Counters, LogTail, PointError, ServerError, decode_lines, identify
+from specsim.measure import Plan, lengths_for, logged, measure, slope
+from specsim.records import Point, Record
+from specsim.validate import run_url
+
+PLAN = Plan(min_repeats=2, max_repeats=2, lengths=(4, 8, 16, 24))
+
+
+def quiet(text: str) -> None:
+    pass
+
+
+def one(batch: int = 2, context: int = 32, plan: Plan = PLAN, log: LogTail | None = None, **state: Any) -> Point:
+    with FakeServer(**state) as server:
+        client = Client(server.url, timeout=5)
+        return measure(client, identify(client), batch, context, plan, log, quiet)
+
+
+# --- regression ---
+
+
+def test_slope_of_exact_times() -> None:
+    """T = 5 ms + 2 ms n: the slope is 2 ms whatever the offset."""
+    n = [4, 8, 16, 24]
+    q = slope(n, [0.005 + 0.002 * k for k in n])
+    assert q.value == pytest.approx(2.0, rel=1e-6)
+    assert q.low is not None
+    assert q.high is not None
+    assert q.high - q.low < 0.01
+
+
+def test_one_hiccup_does_not_move_the_slope() -> None:
+    """One of twelve batches takes 80 ms longer: the mean slope would be off by far more than 1 %."""
+    n = [10, 40, 70, 100] * 3
+    noise = np.random.default_rng(1).normal(0, 1e-4, 12)
+    seconds = [0.01 + 0.005 * k + e for k, e in zip(n, noise, strict=True)]
+    seconds[7] += 0.08
+    assert slope(n, seconds).value == pytest.approx(5.0, rel=0.005)
+
+
+def test_the_interval_covers_about_80_percent() -> None:
+    """400 series of known slope and Gaussian noise: 80 % intervals hold the truth in 72 to 88 % of them."""
+    rng = np.random.default_rng(0)
+    n = np.tile([10, 40, 70, 100], 3)
+    held = 0
+    for _ in range(400):
+        q = slope(n.tolist(), (0.01 + 0.005 * n + rng.normal(0, 1e-3, 12)).tolist())
+        held += bool(q.low is not None and q.high is not None and q.low <= 5.0 <= q.high)
+    assert 0.72 <= held / 400 <= 0.88
+
+
+@pytest.mark.parametrize(("x", "y"), [([1, 2], [1, 2]), ([3, 3, 3], [1, 2, 3])])
+def test_slope_needs_points_and_lengths(x: list[float], y: list[float]) -> None:
+    with pytest.raises(ValueError, match="three points"):
+        slope(x, y)
+
+
+def test_lengths_follow_the_time_of_a_step() -> None:
+    """4 s over lengths that sum to 2.2 N: N = 4 / (2.2 x 0.02) = 91; bounded to 32..240."""
+    assert lengths_for(0.02, Plan()) == (9, 36, 64, 91)
+    assert lengths_for(1.0, Plan())[-1] == 32
+    assert lengths_for(1e-4, Plan())[-1] == 240
+
+
+# --- a server that behaves ---
+
+
+def test_decode_without_speculation() -> None:
+    """0.2 ms a step, of which the timer on each of two ranks has 0.9."""
+    point = one()
+    assert point.decode_ms is not None
+    assert point.decode_ms.value == pytest.approx(0.2, rel=1e-3)
+    assert point.cycle_ms is None
+    assert point.host_ms is not None
+    assert point.host_ms.value == pytest.approx(0.02, rel=0.02)
+    assert point.raw["timer_ms"]["value"] == pytest.approx(0.18, rel=1e-3)
+    assert point.tokens_per_s is not None
+    assert point.tokens_per_s.value == pytest.approx(2 / 0.2e-3, rel=1e-3)
+    assert point.cuda_graph is True
+    assert point.context is not None
+    assert 32 < point.context < 32 + 25
+    assert point.notes == []
+
+
+def test_cycle_with_its_phases() -> None:
+    """0.2 ms a cycle: verify 0.12, draft 0.02, extend 0.01; the rest is host. Each cycle gives 2 tokens."""
+    point = one(draft_tokens=4)
+    found = {k: getattr(point, f"{k}_ms").value for k in ("cycle", "verify", "draft", "extend", "host")}
+    assert found == pytest.approx({"cycle": 0.2, "verify": 0.12, "draft": 0.02, "extend": 0.01, "host": 0.05}, rel=1e-2)
+    assert point.tokens_per_cycle == 2
+    assert point.accept_rate_by_position == [1.0]
+    assert point.decode_ms is None
+
+
+def test_vllm_is_measured_by_the_same_call() -> None:
+    point = one(engine="vllm", draft_tokens=3, step_ms=1.0)
+    assert point.cycle_ms is not None
+    assert point.cycle_ms.value == pytest.approx(1.0, rel=0.15)  # the client's clock: a busy machine may disturb it
+    assert point.tokens_per_cycle == pytest.approx(2, rel=0.1)
+    assert point.accept_rate_by_position == [1.0, 0.0]
+    plain = one(engine="vllm", step_ms=1.0)
+    assert plain.decode_ms is not None
+    assert plain.decode_ms.value == pytest.approx(1.0, rel=0.15)
+
+
+def test_without_metrics_the_step_is_still_measured() -> None:
+    point = one(fault="no-metrics")
+    assert point.decode_ms is not None
+    assert point.decode_ms.value == pytest.approx(0.2, rel=1e-3)
+    assert point.host_ms is None
+    assert point.cuda_graph is None
+
+
+def test_a_log_that_disagrees_is_reported_and_preferred(tmp_path: Path) -> None:
+    """Each batch the log says 2 requests at 8,000 tokens a second: 0.25 ms a step, 25 % above the regression's 0.2."""
+    log = tmp_path / "server.log"
+    log.write_text("")
+
+    class Growing(LogTail):
+        def lines(self) -> list[str]:
+            line = "Decode batch, #running-req: 2, #token: 9, cuda graph: True, gen throughput (token/s): 8000.00, #queue-req: 0"
+            return ["Prefill batch, #new-seq: 2", line, line]
+
+    point = one(log=Growing(log))
+    assert point.decode_ms is not None
+    assert point.decode_ms.value == pytest.approx(0.25)
+    assert "log" in point.decode_ms.how
+    assert "differ by -20.0%" in point.notes[0]
+
+
+def test_log_lines_across_a_prefill_are_not_steady() -> None:
+    def decode(n: int, rate: float, accept: str = "") -> str:
+        return f"[x] Decode batch, #running-req: {n}, #token: 1, {accept}cuda graph: False, gen throughput (token/s): {rate}, #queue-req: 0"
+
+    lines = [decode(4, 100), decode(4, 400), "Prefill batch, #new-seq: 1", decode(4, 50), decode(2, 100)]
+    lines.append(decode(2, 500, "accept len: 2.50, accept rate: 0.50, "))
+    found = decode_lines(lines)
+    assert [(x.running, x.step_ms, x.graph) for x in found] == [(4, 10.0, False), (2, 10.0, False)]
+    assert logged(found, 4) is None
+
+
+def test_log_tail_reads_only_what_is_new(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text("old\n")
+    tail = LogTail(path)
+    with path.open("a") as file:
+        file.write("new\n")
+    assert tail.lines() == ["new"]
+    assert tail.lines() == []
+    path.unlink()
+    assert tail.lines() == []
+
+
+def test_counters_are_averaged_over_ranks() -> None:
+    text = 'a_total{tp_rank="0",category="x"} 3\na_total{tp_rank="1",category="x"} 5\na_total{tp_rank="0",category="y"} NaN\njunk\n'
+    counters = Counters(text)
+    assert counters.per_rank("a", category="x") == 4
+    assert counters.per_rank("a", category="y") is None
+    assert counters.categories("a", "category") == ["x"]
+
+
+# --- faults ---
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ({"fault": "proxy"}, "answered with a web page; is a proxy in front"),
+        ({"fault": "redirect"}, "answered 302, a redirect"),
+        ({"fault": "unauthorised"}, "answered 401; set SPECSIM_API_KEY"),
+        ({"engine": "other"}, "is neither SGLang"),
+    ],
+)
+def test_what_is_not_an_inference_server(state: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in live.KEY_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    with FakeServer(**state) as server, pytest.raises(ServerError, match=message) as caught:
+        identify(Client(server.url))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ({"fault": "500"}, "answered 500: Internal Server Error"),
+        ({"fault": "reject"}, "answered 400: batch is too large"),
+        ({"fault": "retract"}, "retracted 1 requests"),
+        ({"fault": "short"}, r"2 answers of \[7\] tokens instead of 2 of 8"),
+        ({"fault": "unsteady"}, "not steady: 2.00 target passes a step"),
+        ({"capacity": 1}, "runs at most 1 requests at once"),
+    ],
+)
+def test_a_point_that_cannot_be_measured(state: dict[str, Any], message: str) -> None:
+    with pytest.raises(PointError, match=message) as caught:
+        one(**state)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_batch_beyond_the_kv_cache_is_not_sent() -> None:
+    with pytest.raises(PointError, match="KV cache and the server has 100000"):
+        one(batch=4, context=40000)
+
+
+def test_a_slow_server_ends_at_the_time_limit_of_a_request() -> None:
+    with FakeServer(fault="slow") as server:
+        client = Client(server.url, timeout=0.3)
+        with pytest.raises(ServerError, match=r"no answer within 0\.3 s"):
+            measure(client, identify(client), 1, 32, PLAN, None, quiet)
+
+
+def test_nobody_listens() -> None:
+    with FakeServer() as server:
+        url = server.url
+    with pytest.raises(ServerError, match="connection refused"):
+        identify(Client(url))
+
+
+@pytest.mark.parametrize("url", ["ftp://x", "http://", "http://h:port", "http://user:pw@h:1"])
+def test_addresses_that_cannot_be(url: str) -> None:
+    with pytest.raises(InputError):
+        Client(url)
+
+
+def test_a_failed_point_leaves_the_others(tmp_path: Path) -> None:
+    """The server takes one request at a time: batch 1 is kept, batch 2 is a caveat, and the count says so."""
+    with FakeServer(fault="reject") as server:
+        path, failed = run_url(server.url, [(1, 32), (2, 32)], tmp_path, PLAN, quiet)
+    record = Record.model_validate(json.loads(path.read_text()))
+    assert failed == 1
+    assert [p.batch for p in record.points] == [1]
+    assert any("batch 2 at context 32 failed" in c for c in record.caveats)
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"), [("drop", "broke off"), ("version", "fake 0.5.16 became /models/fake 9.9")]
+)
+def test_a_server_lost_in_mid_run_keeps_finished_points(tmp_path: Path, fault: str, message: str) -> None:
+    """A point takes 11 batches; the fault begins at the 19th, in the second point."""
+    with FakeServer(fault=fault) as server, pytest.raises(ServerError, match=message):
+        run_url(server.url, [(1, 32), (2, 32), (4, 32)], tmp_path, PLAN, quiet, name="lost")
+    record = Record.model_validate(json.loads((tmp_path / "lost.json").read_text()))
+    assert [p.batch for p in record.points] == [1]
+    assert record.caveats
+
+
+def test_nothing_measured_is_an_error(tmp_path: Path) -> None:
+    with FakeServer(fault="500") as server, pytest.raises(WorkError, match="no point could be measured"):
+        run_url(server.url, [(1, 32)], tmp_path, PLAN, quiet)
+
+
+def test_the_api_key_is_sent_and_never_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECSIM_API_KEY", "sesame")
+    said: list[str] = []
+    with FakeServer(fault="unauthorised") as server:
+        path, failed = run_url(server.url, [(1, 32)], tmp_path, PLAN, said.append)
+        assert set(server.state.keys_seen) == {"Bearer sesame"}
+    assert failed == 0
+    assert "sesame" not in path.read_text() + " ".join(said)
+
+
+def test_the_record_rebuilds_the_launch_flags(tmp_path: Path) -> None:
+    with FakeServer(draft_tokens=4) as server:
+        path, _ = run_url(server.url, [(1, 32)], tmp_path, PLAN, quiet)
+    record = Record.model_validate(json.loads(path.read_text()))
+    assert record.engine is not None
+    assert record.engine.version == "0.5.16"
+    assert record.engine.flags[:4] == ["--model-path", "/models/fake", "--tp", "2"]
+    assert "--disable-cuda-graph" in record.engine.flags
+    assert record.engine.flags[-4:] == ["--speculative-algorithm", "EAGLE3", "--speculative-num-draft-tokens", "4"]
+
+
+# --- kernel traces ---
+
+
+def trace(path: Path, steps: int) -> Path:
+    """Each step: two `gemm` of 3 us, one `norm` of 1 us, and a CPU event that does not count."""
+    events: list[dict[str, Any]] = [{"ph": "M", "name": "process_name", "args": {"name": 'tricky "]} name'}}]
+    for _ in range(steps):
+        for name, cat, us in (
+            ("gemm", "kernel", 3.0),
+            ("gemm", "kernel", 3.0),
+            ("norm", "kernel", 1.0),
+            ("op", "cpu_op", 50),
+        ):
+            events.append({"ph": "X", "cat": cat, "name": name, "ts": 1.0, "dur": us})
+    with gzip.open(path, "wt") as file:
+        json.dump({"schemaVersion": 1, "traceEvents": events, "traceName": "t"}, file, indent=2)
+    return path
+
+
+def test_kernel_table_counts_a_step(tmp_path: Path) -> None:
+    """7 us a step. The profiler kept six steps instead of five: six divides every count."""
+    table = kernel_table(trace(tmp_path / "t.json.gz", 6))
+    assert table["steps"] == 6
+    assert table["kernels_per_step"] == 3
+    assert table["busy_ms_per_step"] == pytest.approx(0.007)
+    assert table["kernels"][0] == {"name": "gemm", "per_step": 2.0, "mean_us": 3.0, "ms_per_step": 0.006}
+
+
+def test_a_cut_trace_counts_what_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "cut.json"
+    path.write_bytes(gzip.decompress(trace(tmp_path / "t.json.gz", 5).read_bytes())[:-200])
+    assert kernel_table(path)["kernels"][0]["name"] == "gemm"
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"traceEvents": []}', "<html>"])
+def test_what_is_not_a_trace(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "bad.json"
+    path.write_text(text)
+    with pytest.raises(InputError, match=r"traceEvents|no GPU kernel"):
+        kernel_table(path)

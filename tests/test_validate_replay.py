@@ -1,0 +1,182 @@
+"""Replay of records: arithmetic of errors and coverage by hand, with a stub predictor; then the shipped records."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from specsim import replay
+from specsim.cli import group
+from specsim.errors import InputError
+from specsim.records import Correction, EngineRun, Point, Quantity, Record
+from specsim.replay import Interval, compare, load, observed, predict_point
+
+ROOT = Path(__file__).parents[1]
+CONFIG = {"model_type": "llama"}
+
+
+def record(name: str, points: list[Point], flags: list[str] | None = None, **more: Any) -> Record:
+    engine = EngineRun(name="sglang", flags=flags or [])
+    return Record(
+        kind="validation", name=name, date="2026-01-01", engine=engine, target_config=CONFIG, points=points, **more
+    )
+
+
+def decode(batch: int, ms: float, context: int = 1000) -> Point:
+    return Point(batch=batch, context=context, decode_ms=Quantity(value=ms), tokens_per_cycle=1)
+
+
+def cycle(batch: int, ms: float, context: int = 1100) -> Point:
+    return Point(
+        batch=batch, context=context, cycle_ms=Quantity(value=ms), verify_ms=Quantity(value=ms - 2), tokens_per_cycle=2
+    )
+
+
+def stub(record: Record, point: Point, hardware: Any) -> dict[str, Interval]:
+    """Always 10 ms with 9 to 11; break-even 1.5."""
+    ten = (10.0, 9.0, 11.0)
+    return {"decode": ten, "verify": ten, "cycle": ten, "host": ten, "break_even": (1.5, 1.4, 1.6)}
+
+
+def test_errors_and_coverage_by_hand() -> None:
+    """Decode observed 8, 10 and 20: errors +25 %, 0, -50 %; median 25 %, worst -50 %, one of three in 9..11."""
+    pairs, skipped = compare([record("a", [decode(1, 8), decode(2, 10), decode(4, 20)])], None, stub)
+    result = replay.Result(tuple(pairs))
+    assert skipped == []
+    assert [p.observed for p in result.pairs] == [20, 8, 10]  # worst first
+    assert result.summary() == {
+        "decode": {"n": 3, "median_abs_error": 0.25, "worst_error": -0.5, "interval_coverage": 0.3333}
+    }
+    assert result.over(None) == []
+    assert result.over(0.3) == []
+    assert result.over(0.2) == ["decode: median error 25.0% is over 20.0%"]
+
+
+def test_break_even_needs_the_same_server_without_speculation() -> None:
+    """Cycle 15 over decode 10 at the same batch and nearly the same context: 1.5, as predicted."""
+    base, spec = (
+        record("base", [decode(1, 10)]),
+        record("spec", [cycle(1, 15), cycle(2, 15), cycle(1, 15, context=9000)]),
+    )
+    pairs, _ = compare([base, spec], None, stub)
+    even = [p for p in pairs if p.phase == "break_even"]
+    assert [(p.batch, p.observed, p.error) for p in even] == [(1, 1.5, 0.0)]
+    other = record("base", [decode(1, 10)], ["--disable-cuda-graph"])
+    pairs, _ = compare([other, spec], None, stub)
+    assert not [p for p in pairs if p.phase == "break_even"]
+
+
+def test_what_was_observed() -> None:
+    point = cycle(1, 15)
+    point.tokens_per_s = Quantity(value=133.3)
+    assert observed(point) == {"cycle": 15, "verify": 13, "tokens_per_s": 133.3}
+
+
+def test_points_that_cannot_be_predicted_are_named() -> None:
+    def refuses(record: Record, point: Point, hardware: Any) -> dict[str, Interval]:
+        raise InputError("names no hardware profile", mend="give --hardware")
+
+    pairs, skipped = compare([record("a", [decode(1, 8)])], None, refuses)
+    assert pairs == []
+    assert skipped == ["a batch 1 context 1000: names no hardware profile; give --hardware"]
+
+
+def test_a_folder_with_other_files(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(record("a", [decode(1, 8)]).model_dump_json(by_alias=True))
+    (tmp_path / "a.kernels.json").write_text('{"of": "a"}')
+    (tmp_path / "bad.json").write_text("{")
+    (tmp_path / "typo.json").write_text('{"schema": "specsim.record/1", "kind": "validation", "nam": 1}')
+    (tmp_path / "cal.json").write_text(
+        json.dumps({"schema": "specsim.record/1", "kind": "calibration", "name": "c", "date": "2026"})
+    )
+    records, skipped = load(tmp_path)
+    assert [r.name for r in records] == ["a"]
+    assert len(skipped) == 2
+
+
+@pytest.mark.parametrize("content", [None, "{}", "[]", '{"schema": "specsim.record/1"}'])
+def test_nothing_to_replay(tmp_path: Path, content: str | None) -> None:
+    path = tmp_path / "x.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(InputError):
+        load(path)
+    if content is not None:
+        with pytest.raises(InputError, match="holds no record"):
+            load(tmp_path)
+
+
+def test_shipped_records_are_predicted_in_every_phase() -> None:
+    """The four runs in validation/, offline: each point has a prediction, and no judged phase is far off."""
+    result = replay.run(ROOT / "validation", None)
+    assert result.skipped == ()
+    summary = result.summary()
+    assert {"decode", "draft", "verify", "cycle", "tokens_per_s", "break_even"} <= set(summary)
+    assert result.over(0.15) == []
+    for pair in result.pairs:
+        assert pair.low <= pair.predicted <= pair.high
+
+
+def test_a_correction_is_added_to_the_passes_that_it_slowed_down() -> None:
+    """Kimi-K2.5's rank has 60 MoE layers: 11 us each are 0.66 ms, on decode and verify and so on the cycle."""
+    path = ROOT / "validation" / "kimi-rank8-e3-s2.json"
+    with_it = Record.model_validate(json.loads(path.read_text()))
+    without = with_it.model_copy(update={"corrections": []})
+    a, b = (predict_point(r, r.points[0], None) for r in (with_it, without))
+    added = {phase: a[phase][0] - b[phase][0] for phase in ("decode", "draft", "verify", "cycle", "host")}
+    assert added == pytest.approx({"decode": 0.66, "draft": 0, "verify": 0.66, "cycle": 0.66, "host": 0})
+    eager = with_it.model_copy(deep=True)
+    assert eager.engine is not None
+    eager.engine.flags.append("--disable-cuda-graph")
+    eager.corrections = [Correction(what="x", kernels_per_moe_layer=8, us_per_moe_layer=0)]
+    bare = eager.model_copy(update={"corrections": []})
+    assert (
+        predict_point(eager, eager.points[0], None)["verify"][0]
+        > predict_point(bare, bare.points[0], None)["verify"][0]
+    )
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def run(*arguments: str) -> tuple[Any, str]:
+        code = group.main(["validate", "--records", str(ROOT / "validation"), *arguments], standalone_mode=False)
+        return code, capsys.readouterr().out
+
+    plot = tmp_path / "out" / "plot.svg"
+    code, out = run("--json", "--plot", str(plot), "--fail-over", "50%")
+    document = json.loads(out)
+    assert code == 0
+    assert document["schema"] == "specsim.validation/1"
+    assert set(document["phases"]["decode"]) == {"n", "median_abs_error", "worst_error", "interval_coverage"}
+    errors = [abs(p["error"]) for p in document["points"]]
+    assert errors == sorted(errors, reverse=True)
+    assert plot.read_text().startswith("<?xml")
+    assert run("--json", "--fail-over", "0")[0] == 1
+    assert "median error" in run()[1]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["--url", "x", "--launch"],
+        ["--launch"],
+        ["--records", "/nowhere"],
+        ["--launch", "--model", "/nowhere.json", "--method", "eagle3"],
+    ],
+)
+def test_bad_input_is_named(arguments: list[str]) -> None:
+    done = CliRunner().invoke(group, ["validate", *arguments], standalone_mode=False)
+    assert isinstance(done.exception, InputError)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--batch", "1,x"], ["--batch", "0"], ["--fail-over", "much"], ["--fail-over", "nan"]]
+)
+def test_bad_numbers_are_named(arguments: list[str]) -> None:
+    done = CliRunner().invoke(group, ["validate", "--launch", *arguments])
+    assert done.exit_code == 2
+    assert "Invalid value" in done.output
