@@ -125,15 +125,14 @@ class Engine:
         return padded
 
     def default_attention_backend(self, kind: str, compute_capability: str | None, topk: int = 1) -> str:
-        """The attention backend that SGLang picks when no flag says it; vLLM's choice is given as "auto"."""
-        if self.name == "vllm":
-            return "auto"
+        """The attention backend that the engine picks for "mla" or "gqa" when no flag says it.
+
+        `compute_capability` "9.0" is Hopper, which also stands in for an unknown one; "12.0" an RTX PRO 6000.
+        """
         major = (compute_capability or "9").split(".")[0]
-        if kind == "mla":
-            return {"9": "fa3", "10": "flashinfer"}.get(major, "triton")
-        if topk > 1:
-            return "flashinfer"
-        return {"9": "fa3", "10": "trtllm_mha"}.get(major, "flashinfer")
+        tree = "_tree" if topk > 1 and kind != "mla" else ""
+        by_gpu: Mapping[str, str] = self.policy["attention_defaults"][("mla" if kind == "mla" else "gqa") + tree]
+        return by_gpu.get(major, by_gpu["other"])
 
     def graph_phases(
         self,
@@ -166,12 +165,15 @@ class Engine:
     def piecewise_phases(self, method: str, *, attention_backend: str | None = None) -> frozenset[str]:
         """Phases whose graphs leave attention out, so that each layer costs an eager attention call and one more graph.
 
-        vLLM's drafts always; its verify with attention backends that capture single-token decode only. SGLang: none.
+        vLLM's drafts always; its verify, and decode, by what the attention backend can capture. SGLang: none.
         """
         graphs = self.policy["graphs"]
-        phases = set(graphs["piecewise"]) if method not in ("ngram", "none") else set()
-        if method != "none" and attention_backend and attention_backend.lower() in graphs["piecewise_verify"]:
+        backend = (attention_backend or "").lower()
+        phases = {"decode"} if backend in graphs["piecewise_decode"] else set()
+        if method != "none" and backend in graphs["piecewise_verify"]:
             phases.add("verify")
+        if method not in ("ngram", "none"):
+            phases.update(graphs["piecewise"])
         return frozenset(phases)
 
     def allreduce_limits(
@@ -364,5 +366,7 @@ def load_engine(name: str, version: str | None = None) -> Engine:
         running_cap_speculative=held["running_cap_speculative"],
         fused_add_norm=held["fused_add_norm"],
         terms=MappingProxyType({key: Term(**term) for key, term in held["terms"].items()}),
-        policy=MappingProxyType({key: held[key] for key in ("attention_kernels", "graphs", "allreduce")}),
+        policy=MappingProxyType(
+            {key: held[key] for key in ("attention_kernels", "attention_defaults", "graphs", "allreduce")}
+        ),
     )

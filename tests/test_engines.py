@@ -211,8 +211,16 @@ class TestGraphPhases:
     def test_vllm_drafts_in_piecewise_graphs(self) -> None:
         assert load_engine("vllm").piecewise_phases("eagle3") == {"draft", "extend"}
         assert "verify" in load_engine("vllm").piecewise_phases("eagle3", attention_backend="TRITON_MLA")
-        assert not load_engine("vllm").piecewise_phases("none", attention_backend="TRITON_MLA")
+        assert not load_engine("vllm").piecewise_phases("none", attention_backend="CUTLASS_MLA")
         assert not load_engine("sglang").piecewise_phases("eagle3", attention_backend="triton")
+
+    def test_vllm_latent_attention_on_rtx_stays_outside_graphs(self) -> None:
+        vllm = load_engine("vllm")
+        backend = vllm.default_attention_backend("mla", "12.0")
+        assert backend == "triton_mla"
+        assert vllm.piecewise_phases("eagle3", attention_backend=backend) == set(PHASES)
+        assert vllm.piecewise_phases("none", attention_backend=backend) == {"decode"}
+        assert vllm.default_attention_backend("mla", "9.0") == "flash_attn_mla"
 
     def test_unknown_names(self) -> None:
         with pytest.raises(InputError, match="did you mean 'eagle"):
