@@ -50,7 +50,15 @@ def cases(context: Context) -> list[Case]:
         return []
     implementation = str(context.options.get("implementation", "nccl"))
     forced = implementation != "nccl"
-    sizes = CPU_SIZES if not context.gpu else QUICK_SIZES if context.quick else FORCED_SIZES if forced else FULL_SIZES
+    sizes = (
+        CPU_SIZES[:: 2 if context.quick else 1]
+        if not context.gpu
+        else QUICK_SIZES
+        if context.quick
+        else FORCED_SIZES
+        if forced
+        else FULL_SIZES
+    )
     counts = [context.world] if forced else list(range(context.world, 1, -1))
     if context.quick and not forced and context.world > 2:
         counts = sorted({2, 4, context.world} & set(counts), reverse=True)
@@ -66,7 +74,8 @@ def cases(context: Context) -> list[Case]:
 
 def _case(implementation: str, ranks: int, mode: str, nbytes: int) -> Case:
     params = {"ranks": ranks, "mode": mode, "bytes": nbytes}
-    return Case(NAME, implementation, params, bytes=nbytes, ranks=ranks, estimate_s=0.5, timeout_s=40.0)
+    timeout = 120.0 if implementation == "custom" else 60.0  # the first call makes the connections
+    return Case(NAME, implementation, params, bytes=nbytes, ranks=ranks, estimate_s=0.5, timeout_s=timeout)
 
 
 def run(context: Context, case: Case) -> Measurement:
@@ -90,7 +99,7 @@ def run(context: Context, case: Case) -> Measurement:
             return x
 
     _check(context, n, x, reduce)
-    calls = 16 if nbytes <= 2**20 else 4
+    calls = 2 if not context.gpu else 16 if nbytes <= 2**20 else 4
     if mode == "eager":
         measured = eager(context, [reduce] * (calls * 4 if context.gpu else calls), group=control)
     elif mode == "alone":
@@ -130,22 +139,21 @@ def groups(context: Context, n: int) -> tuple[Any, str]:
 
 
 def _check(context: Context, n: int, x: Any, reduce: Call) -> None:
-    """Sums of small integers, exact in bf16: rank r holds (r + 1) x (i mod 7)."""
+    """Sums of small integers, exact in bf16 (up to 256): rank r holds (r + 1) x (i mod 7), fewer values for many ranks."""
     import torch
 
-    pattern = (torch.arange(x.numel(), device=context.device) % 7).to(x.dtype)
+    few = n <= 8
+    weights = [r + 1 if few else 1 + r % 2 for r in range(n)]
+    pattern = (torch.arange(x.numel(), device=context.device, dtype=torch.int32) % (7 if few else 2)).to(x.dtype)
     for attempt in range(3):
-        x.copy_(pattern * (context.rank + 1))
+        x.copy_(pattern * weights[context.rank])
         result: Any = reduce()
         context.synchronize()
         if result is None:
             raise RuntimeError("the engine's kernel declined this size or link")
-        expected = pattern.float() * (n * (n + 1) // 2)
-        wrong = int((result.float() != expected.to(x.dtype).float()).sum())
+        wrong = int((result != pattern * sum(weights)).sum())
         if wrong:
-            raise RuntimeError(
-                f"WRONG DATA: {wrong} of {x.numel()} values of an all-reduce over {n} ranks, attempt {attempt + 1}"
-            )
+            raise RuntimeError(f"WRONG DATA: {wrong} of {x.numel()} values over {n} ranks, attempt {attempt + 1}")
     x.copy_(pattern * 0.01)
 
 

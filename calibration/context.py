@@ -78,7 +78,7 @@ class Context:
     @property
     def budget_s(self) -> float:
         """Longest time to spend on the samples of one case."""
-        return float(self.options.get("budget_s") or (0.15 if self.quick else 0.6))
+        return 0.03 if not self.gpu else 0.15 if self.quick else 0.6
 
     @property
     def target(self) -> float:

@@ -254,8 +254,8 @@ def _record_failure(folder: Path, stage: Stage, key: str, text: str) -> None:
     path = folder / "done" / f"{key}.json"
     if path.exists():
         with contextlib.suppress(OSError, ValueError):
-            if json.loads(path.read_text()).get("status") == "failed":
-                return  # the worker's own account is better
+            if json.loads(path.read_text()).get("status"):
+                return  # the worker's own account is better; a result that is there stays
     measure, operator = key.split(".")[:2]
     document = {
         "key": key, "stage": stage.name, "measure": measure, "operator": operator, "status": "failed", "error": text, "at": time.time()

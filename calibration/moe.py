@@ -165,20 +165,30 @@ def _triton(context: Context, kind: str, p: dict[str, Any]) -> Path:
             raise ValueError(f"experts of {n} x {k} do not divide into tiles of 16 x 32")
         return block_n, block_k
 
+    def make_buffers(rows: int) -> tuple[Any, ...]:
+        """Shared by all calls, as an engine's allocator would: only ids and weights differ between calls."""
+        count = rows * top_k
+        slots = torch.zeros(experts, rows, device=device, dtype=torch.int32)
+        counts, active, n_active = (torch.zeros(n, device=device, dtype=torch.int32) for n in (experts, experts, 1))
+        h = torch.empty(count, 2 * inner, device=device, dtype=torch.bfloat16)
+        mid = torch.empty(count, inner, device=device, dtype=dtype)
+        y = torch.empty(count, hidden, device=device, dtype=torch.bfloat16)
+        given = torch.empty(rows, hidden, device=device, dtype=dtype)
+        return slots, counts, active, n_active, h, mid, y, given
+
+    shared: dict[int, tuple[Any, ...]] = {}
+
     def path(x: Any, ids: Any) -> Callable[[], Any]:
         rows = x.shape[0]
         count = rows * top_k
         active_most = min(experts, count)
         block_m = 16 if rows * top_k < 16 * experts else 32 if rows * top_k < 64 * experts else 64
-        slots = torch.zeros(experts, rows, device=device, dtype=torch.int32)
-        counts, active = (torch.zeros(experts, device=device, dtype=torch.int32) for _ in range(2))
-        n_active = torch.zeros(1, device=device, dtype=torch.int32)
+        if rows not in shared:
+            shared.clear()
+            shared[rows] = make_buffers(rows)
+        slots, counts, active, n_active, h, mid, y, given = shared[rows]
         route = torch.full((count,), 1.0 / top_k, device=device)
-        h = torch.empty(count, 2 * inner, device=device, dtype=torch.bfloat16)
-        mid = torch.empty(count, inner, device=device, dtype=dtype)
-        y = torch.empty(count, hidden, device=device, dtype=torch.bfloat16)
         out = torch.empty_like(x)
-        given = torch.empty_like(x, dtype=dtype)
         block = max(16, triton.next_power_of_2(count))
         (un, uk), (dn, dk) = tile(2 * inner, hidden, active_most), tile(hidden, inner, active_most)
         tiles = triton.cdiv(rows, block_m)
@@ -200,7 +210,7 @@ def _triton(context: Context, kind: str, p: dict[str, Any]) -> Path:
             kernels.sum_experts[(rows, triton.cdiv(hidden, 1024))](y, out, n_active, hidden, TOP_K=top_k, BLOCK=1024)
             return out
 
-        key = f"moe_checked_{kind}"
+        key = f"moe_checked_{kind}_{hidden}_{inner}"
         if key not in context.cache and rows <= 16:
             got = call().float()
             want = reference(x, ids, route.view(rows, top_k), _Real(up, scale_up), _Real(down, scale_down))

@@ -15,8 +15,8 @@ from typing import Any
 
 from specsim.calibration.context import Call, Context, Measurement, median_interval
 
-BATCH = 10  # replays between two looks at the clock
-LEAST = 20  # samples
+BATCH = {True: 10, False: 3}  # replays between two looks at the clock, on a GPU and on CPU
+LEAST = {True: 20, False: 4}  # samples
 CHAIN_S = 400e-6  # shortest chain worth timing: events resolve about a microsecond
 MOST_NODES = 2000
 
@@ -159,8 +159,8 @@ def _collect(
     start = time.perf_counter()
     while True:
         context.agree(0.0, group)
-        samples += chain.times(BATCH)[1:]  # the first of a batch starts on an idle GPU
-        narrow = len(samples) >= LEAST and _narrow(samples, context.target, nothing)
+        samples += chain.times(BATCH[context.gpu])[1:]  # the first of a batch starts on an idle GPU
+        narrow = len(samples) >= LEAST[context.gpu] and _narrow(samples, context.target, nothing)
         late = time.perf_counter() - start > budget
         if context.agree(float(not (narrow or late)), group) == 0.0:
             return samples, narrow

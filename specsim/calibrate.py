@@ -27,6 +27,8 @@ KNOWN = 0.3  # relative standard error above which a parameter is not identified
 SMALLEST_UNCERTAINTY = 0.01
 DEFAULT_EFFICIENCY = 0.7  # of the measured bf16 rate, as the peak of a class whose own is not identified
 SMALL_EFFICIENCY = 0.6  # of the measured bandwidth, for a small kernel whose own is not identified
+BORROWED = ("published", "assumed", "datasheet")  # kinds of source that another profile of the same GPU may lend
+SLOW = 0.93  # of the best GPU's rate, below which a GPU is named
 REQUIRED = {
     "gemm_bf16": 5e-6,
     "attention_gqa": 12e-6,
@@ -188,26 +190,37 @@ class Result:
 def build(
     name: str, results: Sequence[Sample], environment: Mapping[str, Any], *, ranks: int, cpu: bool = False, no_p2p: bool = False,
     quick: bool = False, nvlink: bool = False, health: Mapping[str, Any] | None = None, troubles: Sequence[str] = (), date: str = "",
-    command: str = "",
+    command: str = "", published: Sequence[Profile] = (),
 ) -> Result:  # fmt: skip
-    """The profile and record of a calibration's results (see specsim.calibration.session)."""
+    """The profile and record of a calibration's results (see specsim.calibration.session).
+
+    published: profiles of the same GPU, from which operator classes and all-reduce kernels that could not be measured
+    here are taken with their own source.
+    """
     date = date or datetime.date.today().isoformat()
     samples = [r for r in results if r["status"] == "done" and r.get("rank", 0) == 0]
     failed = [r for r in results if r["status"] != "done"]
     source = Source(kind="measured", reference=f"specsim calibrate on {environment.get('gpu', 'this box')}", date=date)
     gpu, bandwidth, peak = _gpu(results, environment, source)
     fitted = fits(samples, bandwidth, peak)
-    operators, assumed = _operators(fitted, bandwidth, source)
     curves = _curves(samples, source)
+    taken = [] if cpu else [p for p in published if p.gpu.name == gpu.name]
+    operators, assumed = _operators(fitted, bandwidth, source, taken)
+    if nvlink and not no_p2p and not cpu:
+        curves += _published_curves(taken, curves, ranks)
     launch, launch_assumed = _launch(samples, curves, source)
-    warnings = [*troubles, *_warnings(samples, failed, fitted, assumed + launch_assumed)]
+    warnings = [
+        *troubles,
+        *([] if cpu else _slow_gpus(results)),
+        *_warnings(samples, failed, fitted, assumed + launch_assumed),
+    ]
     link = "none" if ranks == 1 else "nvlink" if nvlink and not no_p2p and not cpu else "pcie"
     caveats = [w for w in warnings if "WRONG DATA" in w]
     if assumed:
         caveats.append(f"not measured, assumed: {', '.join(assumed)}")
     profile = Profile(
         name=name,
-        description=f"{ranks} x {environment.get('gpu', 'GPU')}, measured by specsim calibrate" + (", peer access off" if no_p2p else ""),
+        description=f"{ranks} x {environment.get('gpu', 'GPU')}, measured" + (", peer access off" if no_p2p else ""),
         gpus=ranks, link=link,  # type: ignore[arg-type]
         gpu=gpu, operators=operators, allreduce=curves, launch=launch, caveats=caveats, cpu=cpu,
         environment={"date": date, "quick": quick, **_plain(environment)},
@@ -245,8 +258,27 @@ def _gpu(results: Sequence[Sample], environment: Mapping[str, Any], source: Sour
     return gpu, bandwidth, peak
 
 
+def _slow_gpus(results: Sequence[Sample]) -> list[str]:
+    """GPUs well below the best of the box."""
+    found = []
+    for operator, word in (("copy", "memory bandwidth"), ("matmul", "bf16 rate")):
+        rates = {
+            r.get("rank", 0): 1.0 / r["spread"]["median"]
+            for r in results
+            if r["status"] == "done"
+            and r["measure"] == "peak"
+            and r["operator"] == operator
+            and r["spread"]["median"] > 0
+        }
+        best = max(rates.values(), default=0.0)
+        for rank, rate in sorted(rates.items()):
+            if rate < SLOW * best:
+                found.append(f"GPU {rank}: {word} is {rate / best:.0%} of the best GPU's: all ranks wait for it")
+    return found
+
+
 def _operators(
-    fitted: Mapping[str, Fit], bandwidth: float, source: Source
+    fitted: Mapping[str, Fit], bandwidth: float, source: Source, published: Sequence[Profile]
 ) -> tuple[dict[str, OperatorRate], list[str]]:
     operators = {
         name: OperatorRate(
@@ -259,6 +291,10 @@ def _operators(
         )
         for name, f in fitted.items()
     }
+    for profile in published:
+        for name, rate in profile.operators.items():
+            if rate.source.kind in BORROWED:
+                operators.setdefault(name, rate)
     missing = [name for name in REQUIRED if name not in operators]
     for name in missing:
         operators[name] = OperatorRate(
@@ -301,6 +337,21 @@ def _curves(samples: Sequence[Sample], source: Source) -> list[AllReduceCurve]:
             )
         )
     return curves
+
+
+def _published_curves(
+    published: Sequence[Profile], measured: Sequence[AllReduceCurve], ranks: int
+) -> list[AllReduceCurve]:
+    """Curves of engines' own kernels that were not importable here, as published for this GPU."""
+    have = {(c.implementation, c.ranks, c.mode) for c in measured}
+    found = []
+    for curve in (c for p in published for c in p.allreduce):
+        key = (curve.implementation, curve.ranks, curve.mode)
+        own = curve.implementation.startswith("nccl")
+        if not own and curve.ranks <= ranks and key not in have and curve.source.kind in BORROWED:
+            have.add(key)
+            found.append(curve)
+    return found
 
 
 def _launch(samples: Sequence[Sample], curves: Sequence[AllReduceCurve], source: Source) -> tuple[Launch, list[str]]:

@@ -87,10 +87,13 @@ def command(**options: Any) -> None:
       specsim calibrate --gpus 2 --no-p2p --name 2x-h200-no-p2p
       specsim calibrate --cpu --quick
     """
-    from specsim.calibration import session
+    import signal
 
     plan, name = _plan(options)
+    from specsim.calibration import session
+
     session.prepare(plan, resume=options["resume"])
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: the workers go first
     started = time.monotonic()
     meter = _Meter()
     try:
@@ -166,13 +169,14 @@ def _shapes(options: dict[str, Any], ranks: int) -> dict[str, Any]:
 def _finish(plan: Plan, name: str, outcome: Outcome, options: dict[str, Any], seconds: float) -> None:
     from specsim.calibrate import build, plot
     from specsim.files import write_atomically
-    from specsim.profiles import dump_profile
+    from specsim.profiles import dump_profile, list_profiles, load_profile
 
     topology = (outcome.health or {}).get("topology") or {}
     result = build(
         name, outcome.results, outcome.environment, ranks=plan.ranks, cpu=plan.cpu, no_p2p=plan.no_p2p, quick=plan.quick,
         nvlink=bool(topology) and all(v.startswith("NV") for v in topology.values()), health=outcome.health,
         troubles=outcome.troubles, command=_command_line(),
+        published=() if plan.cpu else [load_profile(known) for known in list_profiles()],
     )  # fmt: skip
     target = Path(options["output"] or plan.folder / f"{name}.yaml")
     record = target.with_name(f"{target.stem}.record.json")
@@ -227,6 +231,11 @@ def _show(result: Result, target: Path, record: Path, seconds: float) -> None:
             cells = [f"{at[1024 * k]:.1f}" if 1024 * k in at else "" for k in (4, 16, 64, 256, 1024)]
             curves.add_row(c.implementation, str(c.ranks), c.mode, *cells)
         out.print(curves)
+    for name, entries in profile.samples["verify_layer_us"].items():
+        middle = sorted(e["more_us"] for e in entries)[len(entries) // 2]
+        out.print(
+            f"{name}: 3 to 4 query rows add {middle:.1f} us a call (median); the engine term verify_layer_us is about this"
+        )
     launch = profile.launch
     out.print(
         f"launch: kernel {launch.kernel_us:.1f} us, collective {launch.collective_us:.1f} us, graph {launch.graph_us:.1f} us; {launch.note}"
