@@ -243,6 +243,7 @@ class Answer:
     wall_seconds: float
     new_tokens: int
     cycles: float | None  # target passes after the prefill, of the longest request; None: the server does not say
+    accept_lengths: list[float]  # tokens a cycle of each request, where the server says so
     histogram: list[int]  # SGLang: how many cycles accepted 0, 1, ... drafted tokens, summed over the batch
 
 
@@ -259,7 +260,7 @@ def generate(
         emitted = answer.get("usage", {}).get("completion_tokens") if isinstance(answer, dict) else None
         if emitted != new_tokens * len(token_ids):
             raise PointError(f"{client.url}: emitted {emitted} tokens instead of {new_tokens * len(token_ids)}")
-        return Answer(wall, wall, new_tokens, None, [])
+        return Answer(wall, wall, new_tokens, None, [], [])
     sampling = {"temperature": 0.0, "max_new_tokens": new_tokens, "ignore_eos": True}
     answers = client.json("POST", "/generate", {"input_ids": token_ids, "sampling_params": sampling}, timeout)
     wall = time.perf_counter() - start
@@ -279,10 +280,11 @@ def generate(
     times = [m["e2e_latency"] for m in metas if isinstance(m.get("e2e_latency"), (int, float))]
     verified = [m["spec_verify_ct"] for m in metas if m.get("spec_verify_ct")]
     cycles = float(max(verified)) if verified else (float(new_tokens - 1) if served.draft_tokens == 1 else None)
+    lengths = [round((new_tokens - 1) / v, 4) for v in verified] if len(verified) == len(metas) else []
     histograms = [m.get("spec_correct_drafts_histogram") or m.get("spec_accept_histogram") or [] for m in metas]
     width = max(map(len, histograms), default=0)
     histogram = [sum(int(h[i]) for h in histograms if i < len(h)) for i in range(width)]
-    return Answer(max(times) if len(times) == len(metas) else wall, wall, new_tokens, cycles, histogram)
+    return Answer(max(times) if len(times) == len(metas) else wall, wall, new_tokens, cycles, lengths, histogram)
 
 
 _SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+([^\s]+)")

@@ -295,6 +295,8 @@ def _point(served: Served, batch: int, context: int, series: _Series, cycle: Qua
         length = _accept_length(series)
         point.cycle_ms, point.tokens_per_cycle = chosen, round(length, 4)
         point.accept_rate_by_position = _rates(series)
+        if series.answers[-1].accept_lengths:
+            raw["accept_lengths"] = series.answers[-1].accept_lengths  # of each request of the last batch
         _phases(point, chosen, timers)
         tokens_s = 1e3 * batch * length / chosen.value
     low, high = ((round(tokens_s * chosen.value / end, 3) if end else None) for end in (chosen.high, chosen.low))

@@ -1,4 +1,4 @@
-"""Validation runs: from a scenario, or a server that already runs, to a record that is saved after every point."""
+"""Validation runs: from a setup, or a server that already runs, to a record that is saved after every point."""
 
 from __future__ import annotations
 
@@ -16,203 +16,19 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from typing import Any
 
 import specsim.kernels as kernels
-from specsim.errors import InputError, WorkError, did_you_mean
-from specsim.files import read_json, read_yaml, write_atomically
+from specsim.errors import InputError, WorkError
+from specsim.files import write_atomically
 from specsim.live import Client, LogTail, PointError, Served, ServerError, flags_of, identify
 from specsim.measure import Plan, measure
 from specsim.records import Correction, EngineRun, Record
-from specsim.server import MULTICAST_OFF, SAFE_FLAG, Launched, free_port, refuse_multicast
+from specsim.server import Launched, free_port, refuse_multicast
+from specsim.setups import Setup, config_of, moe_layers, server_env, server_flags
 
-ALGORITHMS = {
-    "eagle3": "EAGLE3",
-    "eagle": "EAGLE",
-    "mtp": "NEXTN",
-    "draft-model": "STANDALONE",
-    "ngram": "NGRAM",
-    "none": "",
-}
 START_S = 90.0  # what a start and a stop take at most as a rule, for --time-limit
-POINT_S = 25.0
-Count = Annotated[int, Field(ge=1, le=4096)]
-
 Say = Callable[[str], None]
-
-
-class Scenario(BaseModel):
-    """One server to start and what to measure on it. Paths are relative to the scenario file."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=80)]
-    model: Path  # a folder with config.json, or such a file
-    draft: Path | None = None
-    tp: Count = 1
-    method: Literal["eagle3", "eagle", "mtp", "draft-model", "ngram", "none"] = "none"
-    num_steps: Count | None = None
-    topk: Count = 1
-    draft_tokens: Count | None = None
-    accept_length: Annotated[float, Field(ge=1)] | None = None  # simulated; None: 2, or 1 when nothing more fits
-    batches: Annotated[list[Count], Field(min_length=1)] = [1, 4, 16, 32]
-    contexts: Annotated[list[Annotated[int, Field(ge=16, le=2**20)]], Field(min_length=1)] = [1024]
-    points: list[tuple[Count, int]] | None = None  # (batch, context) pairs instead of batches x contexts
-    eager: bool = False  # --disable-cuda-graph
-    uniform_experts: bool | None = None  # spread dummy routing evenly; None: when the model has experts
-    weights: Literal["dummy", "real"] = "dummy"
-    memory: Annotated[float, Field(gt=0, lt=1)] = 0.8  # --mem-fraction-static
-    flags: list[str] = []  # further server flags, as on the command line
-    env: dict[str, str] = {}
-    profile: bool = False  # also a kernel table of the first point
-    routing: str | None = None  # told in the record when the routing is not uniform
-    about: str = ""
-
-    @property
-    def rows(self) -> int:
-        """Rows a sequence in a verify pass: the draft tokens, root included."""
-        if self.method == "none":
-            return 1
-        return self.draft_tokens or (self.num_steps or 0) + 1
-
-    def pairs(self) -> list[tuple[int, int]]:
-        return self.points or [(batch, context) for context in self.contexts for batch in self.batches]
-
-
-def load_scenarios(path: Path) -> list[Scenario]:
-    """The scenarios of a YAML file: a list `scenarios:` over `defaults:`. Raises InputError naming entry and key."""
-    document = read_yaml(path, "scenario file")
-    if isinstance(document, list):
-        document = {"scenarios": document}
-    if not isinstance(document, dict) or not isinstance(document.get("scenarios"), list):
-        raise InputError("has no list `scenarios`", where=str(path), mend="see validation/README.md for an example")
-    unknown = set(document) - {"scenarios", "defaults"}
-    if unknown:
-        raise InputError(f"unknown key {min(map(str, unknown))!r}", where=str(path), mend="known: defaults, scenarios")
-    defaults = document.get("defaults") or {}
-    found = []
-    for number, entry in enumerate(document["scenarios"], 1):
-        if not isinstance(entry, dict) or not isinstance(defaults, dict):
-            raise InputError("is not a mapping", where=f"{path}, scenario {number}", mend="write key: value lines")
-        where = f"{path}, scenario {entry.get('name', number)}"
-        env = {**(defaults.get("env") or {}), **(entry.get("env") or {})}
-        merged = {**defaults, **entry, "env": {k: str(v) for k, v in env.items()}}
-        for key in ("model", "draft"):
-            if merged.get(key):
-                merged[key] = path.parent / str(merged[key])
-        found.append(make_scenario(merged, where))
-    names = [s.name for s in found]
-    twice = {n for n in names if names.count(n) > 1}
-    if twice:
-        raise InputError(f"two scenarios are called {min(twice)!r}", where=str(path), mend="give each its own name")
-    return found
-
-
-def make_scenario(values: dict[str, Any], where: str) -> Scenario:
-    """A checked scenario. Raises InputError naming the key."""
-    try:
-        scenario = Scenario.model_validate(values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"]))
-        if first["type"] == "extra_forbidden":
-            raise InputError(
-                f"unknown key {key!r}", where=where, mend=did_you_mean(key, list(Scenario.model_fields))
-            ) from None
-        raise InputError(f"{key}: {first['msg']}", where=where, mend="correct that value") from None
-    if scenario.method not in ("none", "ngram") and scenario.num_steps is None:
-        raise InputError(
-            f"method {scenario.method} needs num_steps", where=where, mend="give --num-steps, as SGLang has it"
-        )
-    if scenario.method == "ngram" and scenario.draft_tokens is None:
-        raise InputError("method ngram needs draft_tokens", where=where, mend="give --draft-tokens")
-    if scenario.method in ("eagle3", "eagle", "draft-model") and scenario.draft is None:
-        raise InputError(f"method {scenario.method} needs a draft", where=where, mend="give --draft DIR")
-    if scenario.method == "none" and (scenario.draft or scenario.num_steps or scenario.draft_tokens):
-        raise InputError(
-            "a draft, num_steps or draft_tokens without a method", where=where, mend="give --method eagle3"
-        )
-    if scenario.method != "none" and scenario.topk > 1 and scenario.draft_tokens is None:
-        raise InputError("topk above 1 needs draft_tokens", where=where, mend="give --draft-tokens")
-    limit = (scenario.num_steps or scenario.rows - 1) + 1
-    if scenario.method != "none" and (scenario.accept_length or 1) > limit:
-        raise InputError(
-            f"accept_length {scenario.accept_length:g} is above num_steps + 1 = {limit}", where=where, mend="lower it"
-        )
-    return scenario
-
-
-def config_of(path: Path, what: str) -> dict[str, Any]:
-    """The config.json in a folder, or the file itself. Raises InputError."""
-    config = read_json(path / "config.json" if path.is_dir() else path, f"{what} config.json")
-    if not isinstance(config, dict):
-        raise InputError("is not a model's config.json", where=str(path), mend="give a folder with one, or the file")
-    return config
-
-
-def moe_layers(config: dict[str, Any]) -> int:
-    """Layers with routed experts, 0 for a dense model."""
-    inner = config.get("text_config", config)
-    if not any(inner.get(k) for k in ("n_routed_experts", "num_experts", "num_local_experts")):
-        return 0
-    return int(inner.get("num_hidden_layers", 0)) - int(inner.get("first_k_dense_replace", 0) or 0)
-
-
-def server_flags(scenario: Scenario, model: str, draft: str | None, port: int) -> list[str]:
-    """SGLang's flags for a scenario."""
-    flags = [
-        "--model-path",
-        model,
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-        "--trust-remote-code",
-        "--dtype",
-        "bfloat16",
-    ]
-    flags += ["--skip-tokenizer-init", "--skip-server-warmup", "--grammar-backend", "none", "--enable-metrics"]
-    flags += ["--decode-log-interval", "20", "--mem-fraction-static", f"{scenario.memory:g}"]
-    if scenario.weights == "dummy":
-        flags += ["--load-format", "dummy"]
-    largest = max(batch for batch, _ in scenario.pairs())
-    flags += ["--max-running-requests", str(max(largest, 8))]
-    flags += ["--disable-cuda-graph"] if scenario.eager else ["--cuda-graph-max-bs", str(max(largest, 8))]
-    if scenario.tp > 1:
-        flags += ["--tp", str(scenario.tp), SAFE_FLAG]
-    if scenario.method != "none":
-        flags += [
-            "--speculative-algorithm",
-            ALGORITHMS[scenario.method],
-            "--speculative-num-draft-tokens",
-            str(scenario.rows),
-        ]
-        if scenario.method != "ngram":
-            flags += [
-                "--speculative-num-steps",
-                str(scenario.num_steps),
-                "--speculative-eagle-topk",
-                str(scenario.topk),
-            ]
-        if draft is not None:
-            flags += ["--speculative-draft-model-path", draft]
-    return flags + scenario.flags
-
-
-def server_env(scenario: Scenario, experts: bool) -> dict[str, str]:
-    """Environment variables that the scenario sets; the user's own come after and win."""
-    env = {"SGLANG_ENABLE_METRICS_DEVICE_TIMER": "1", "HF_HUB_OFFLINE": "1"}
-    if scenario.tp > 1:
-        env |= MULTICAST_OFF
-    if scenario.method != "none" and (scenario.weights == "dummy" or scenario.accept_length is not None):
-        most = (scenario.num_steps or scenario.rows - 1) + 1
-        env["SGLANG_SIMULATE_ACC_LEN"] = f"{scenario.accept_length or min(2, most):g}"
-        env["SGLANG_SIMULATE_ACC_METHOD"] = "match-expected"
-    if experts:
-        env["SGLANG_SIMULATE_UNIFORM_EXPERTS"] = "1"
-    return env | scenario.env
 
 
 UNIFORM = Correction(
@@ -221,6 +37,30 @@ UNIFORM = Correction(
     us_per_moe_layer=11.0,
     applies_to=["decode", "verify"],
 )
+
+
+def check(setups: Sequence[Setup], folder: Path, *, multicast: bool = False) -> None:
+    """Find what is wrong before a server is started. Raises InputError for a setup, WorkError for the folder."""
+    for setup in setups:
+        config_of(setup.model, "target")
+        if setup.draft is not None:
+            config_of(setup.draft, "draft")
+        if not multicast:
+            refuse_multicast(setup.flags, setup.env, f"scenario {setup.name}")
+    check_folder(folder)
+
+
+def check_folder(folder: Path) -> None:
+    """Raises WorkError when a record could not be written there."""
+    probe = folder / ".specsim-probe"
+    write_atomically(probe, "x" * 65536)
+    probe.unlink(missing_ok=True)
+
+
+def free_name(folder: Path, name: str) -> str:
+    """`name`, or with a number behind it when a record of that name is there: no run overwrites another."""
+    names = [name, *(f"{name}-{i}" for i in range(2, 1000))]
+    return next((n for n in names if not (folder / f"{n}.json").exists()), name)
 
 
 @dataclass
@@ -302,12 +142,15 @@ def run_url(
     name: str | None = None,
     model: Path | None = None,
     log: Path | None = None,
+    flags: Sequence[str] = (),
+    hardware: str | None = None,
     deadline: float = float("inf"),
     request_timeout: float = 300.0,
 ) -> tuple[Path, int]:
     """Measure a server that already runs. The record's path and how many points failed. Raises WorkError.
 
-    model: where its config.json is, if not where the server says; log: the server's log file, if it can be read here.
+    model: where its config.json is, if not where the server says; log: the server's log file, if it can be read here;
+    flags: those that it was started with, for a server that does not say (vLLM).
     """
     client = Client(url, request_timeout)
     served = identify(client)
@@ -321,13 +164,14 @@ def run_url(
         environment=_environment(served),
         method=METHOD,
     )
-    record.engine = EngineRun(name=served.engine, version=served.version, flags=flags_of(served))
+    record.engine = EngineRun(name=served.engine, version=served.version, flags=[*flags_of(served), *flags])
     record.target_config = _find_config(model or Path(served.model))
     draft = served.info.get("speculative_draft_model_path")
     record.draft_config = _find_config(Path(str(draft))) if draft else None
     if record.target_config is None:
         record.caveats.append("the model's config.json was not found from here: replay needs it (give --model DIR)")
     record.caveats.append("other users' requests, if there were any, slow the steps down")
+    record.name, record.hardware = free_name(folder, label), hardware
     recorder = Recorder(record, folder)
     tail = LogTail(log) if log is not None else None
     failed = measure_all(client, served, recorder, pairs, plan, tail, say, deadline)
@@ -336,8 +180,8 @@ def run_url(
     return recorder.path, failed
 
 
-def run_scenario(
-    scenario: Scenario,
+def run_setup(
+    setup: Setup,
     folder: Path,
     plan: Plan,
     say: Say,
@@ -350,50 +194,49 @@ def run_scenario(
     command: Sequence[str] = (sys.executable, "-m", "sglang.launch_server"),
 ) -> tuple[Path, int]:
     """Start SGLang, measure, stop it. The record's path and how many points failed. Raises InputError and WorkError."""
-    where = f"scenario {scenario.name}"
-    config = config_of(scenario.model, "target")
-    draft_config = config_of(scenario.draft, "draft") if scenario.draft else None
+    where = f"scenario {setup.name}"
+    config = config_of(setup.model, "target")
+    draft_config = config_of(setup.draft, "draft") if setup.draft else None
     experts = (
-        moe_layers(config) > 0 and scenario.weights == "dummy"
-        if scenario.uniform_experts is None
-        else scenario.uniform_experts
+        moe_layers(config) > 0 and setup.weights == "dummy" if setup.uniform_experts is None else setup.uniform_experts
     )
-    env = server_env(scenario, experts)
+    env = server_env(setup, experts)
     if not multicast:
-        refuse_multicast(scenario.flags, env, where)
+        refuse_multicast(setup.flags, env, where)
     with ExitStack() as stack:
         models = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="specsim-")))
-        model = _as_folder(scenario.model, models / "target")
-        draft = _as_folder(scenario.draft, models / "draft") if scenario.draft else None
+        model = _as_folder(setup.model, models / "target")
+        draft = _as_folder(setup.draft, models / "draft") if setup.draft else None
         chosen = free_port(port)
-        flags = server_flags(scenario, model, draft, chosen)
+        flags = server_flags(setup, model, draft, chosen)
         record = Record(
-            kind="validation", name=scenario.name, date=_now(), source="specsim validate --launch", method=METHOD
+            kind="validation", name=setup.name, date=_now(), source="specsim validate --launch", method=METHOD
         )
-        record.engine = EngineRun(name="sglang", flags=_portable(flags, scenario), env=env)
+        record.name, record.hardware = free_name(folder, setup.name), setup.hardware
+        record.engine = EngineRun(name="sglang", flags=_portable(flags, setup), env=env)
         record.target_config, record.draft_config = config, draft_config
         if experts:
             record.corrections.append(UNIFORM)
-        if scenario.weights == "dummy":
-            record.caveats.append("dummy weights" + ("; acceptance is simulated" if scenario.method != "none" else ""))
-        if scenario.about:
-            record.caveats.append(scenario.about)
-        log = folder / "logs" / f"{scenario.name}.log"
-        say(f"{scenario.name}: starting {' '.join(command)} {' '.join(flags)}")
+        if setup.weights == "dummy":
+            record.caveats.append("dummy weights" + ("; acceptance is simulated" if setup.method != "none" else ""))
+        if setup.about:
+            record.caveats.append(setup.about)
+        log = folder / "logs" / f"{record.name}.log"
+        say(f"{setup.name}: starting {' '.join(command)} {' '.join(flags)}")
         server = stack.enter_context(Launched([*command, *flags], env, chosen, log, request_timeout))
         took = server.wait(min(start_timeout, max(deadline - time.monotonic(), 1.0)), say)
-        say(f"{scenario.name}: healthy after {took:.0f} s")
+        say(f"{setup.name}: healthy after {took:.0f} s")
         served = identify(server.client)
         record.engine.version = served.version
         record.environment = {**_environment(served), **_gpu(), "start_s": round(took, 1)}
         if moe_layers(config):
-            record.environment["routing"] = scenario.routing or ("uniform" if experts else "as the weights have it")
+            record.environment["routing"] = setup.routing or ("uniform" if experts else "as the weights have it")
         recorder = Recorder(record, folder)
         recorder.save()
         try:
-            failed = measure_all(server.client, served, recorder, scenario.pairs(), plan, LogTail(log), say, deadline)
-            if scenario.profile and time.monotonic() + 30 < deadline:
-                failed += _profile(server.client, served, scenario, recorder, say)
+            failed = measure_all(server.client, served, recorder, setup.pairs(), plan, LogTail(log), say, deadline)
+            if setup.profile and time.monotonic() + 30 < deadline:
+                failed += _profile(server.client, served, setup, recorder, say)
         except ServerError as error:
             if not server.alive:
                 for line in server.last_lines():
@@ -406,36 +249,36 @@ def run_scenario(
 
 
 def run_list(
-    scenarios: Sequence[Scenario], run: Callable[[Scenario], tuple[Path, int]], say: Say, deadline: float, plan: Plan
+    setups: Sequence[Setup], run: Callable[[Setup], tuple[Path, int]], say: Say, deadline: float, plan: Plan
 ) -> tuple[list[Path], list[str]]:
-    """Run scenario after scenario, going on after a failed one. The records' paths, and a line for each failure."""
+    """Run set-up after set-up, going on after a failed one. The records' paths, and a line for each failure."""
     paths, failures = [], []
-    for scenario in scenarios:
+    for setup in setups:
         left = deadline - time.monotonic()
-        need = START_S + 0.6 * plan.point_s * min(len(scenario.pairs()), 2)
+        need = START_S + 0.6 * plan.point_s * min(len(setup.pairs()), 2)
         if left < need:
             failures.append(
-                f"{scenario.name}: not started: {max(left, 0):.0f} s of the time limit are left, {need:.0f} needed"
+                f"{setup.name}: not started: {max(left, 0):.0f} s of the time limit are left, {need:.0f} needed"
             )
             say(failures[-1])
             continue
         try:
-            path, failed = run(scenario)
+            path, failed = run(setup)
         except (WorkError, InputError) as error:
-            failures.append(f"{scenario.name}: {error}")
-            say(f"{scenario.name}: failed: {error}")
+            failures.append(f"{setup.name}: {error}")
+            say(f"{setup.name}: failed: {error}")
             continue
         paths.append(path)
         if failed:
             failures.append(
-                f"{scenario.name}: {failed} of its points or profiles could not be measured (see its record's caveats)"
+                f"{setup.name}: {failed} of its points or profiles could not be measured (see its record's caveats)"
             )
     return paths, failures
 
 
-def _profile(client: Client, served: Served, scenario: Scenario, recorder: Recorder, say: Say) -> int:
-    """Save the kernel table of the scenario's first point beside its record; 1 when that failed."""
-    batch, context = scenario.pairs()[0]
+def _profile(client: Client, served: Served, setup: Setup, recorder: Recorder, say: Say) -> int:
+    """Save the kernel table of the set-up's first point beside its record; 1 when that failed."""
+    batch, context = setup.pairs()[0]
     try:
         table = kernels.profile(client, served, batch, context)
     except (PointError, InputError) as error:
@@ -443,8 +286,8 @@ def _profile(client: Client, served: Served, scenario: Scenario, recorder: Recor
         recorder.record.caveats.append(f"the kernel profile failed: {error}")
         recorder.save()
         return 1
-    path = recorder.folder / f"{scenario.name}.kernels.json"
-    write_atomically(path, json.dumps({"of": scenario.name, **table}, indent=1) + "\n")
+    path = recorder.folder / f"{recorder.record.name}.kernels.json"
+    write_atomically(path, json.dumps({"of": recorder.record.name, **table}, indent=1) + "\n")
     busy = f"{table['busy_ms_per_step']:.3f} ms busy"
     say(f"  profile: {table['kernels_per_step']:g} kernels a step, {busy}; saved as {path}")
     return 0
@@ -459,9 +302,9 @@ def _as_folder(path: Path, target: Path) -> str:
     return str(target)
 
 
-def _portable(flags: list[str], scenario: Scenario) -> list[str]:
+def _portable(flags: list[str], setup: Setup) -> list[str]:
     """The flags without this run's temporary paths and port."""
-    names = {"--model-path": scenario.model, "--speculative-draft-model-path": scenario.draft}
+    names = {"--model-path": setup.model, "--speculative-draft-model-path": setup.draft}
     kept = []
     for before, flag in zip(["", *flags], flags, strict=False):
         path = names.get(before)

@@ -21,16 +21,8 @@ from specsim.live import ServerError
 from specsim.measure import Plan
 from specsim.records import Record
 from specsim.server import Launched, free_port, refuse_multicast
-from specsim.validate import (
-    Scenario,
-    load_scenarios,
-    make_scenario,
-    moe_layers,
-    run_list,
-    run_scenario,
-    server_env,
-    server_flags,
-)
+from specsim.setups import Setup, load_setups, make_setup, moe_layers, server_env, server_flags
+from specsim.validate import run_list, run_setup
 
 ROOT = Path(__file__).parents[1]
 FAKE = (sys.executable, str(ROOT / "tests" / "fake_server.py"))
@@ -40,21 +32,22 @@ DENSE = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidd
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    path = tmp_path / "tiny.json"
+    path = tmp_path / "models" / "tiny.json"
+    path.parent.mkdir()
     path.write_text(json.dumps(DENSE))
     return path
 
 
-def scenario(model: Path, **values: Any) -> Scenario:
-    return make_scenario({"name": "tiny", "model": model, "batches": [1, 2, 4], "contexts": [32], **values}, "test")
+def scenario(model: Path, **values: Any) -> Setup:
+    return make_setup({"name": "tiny", "model": model, "batches": [1, 2, 4], "contexts": [32], **values}, "test")
 
 
 def quiet(text: str) -> None:
     pass
 
 
-def launch(s: Scenario, folder: Path, **options: Any) -> tuple[Path, int]:
-    return run_scenario(s, folder, PLAN, quiet, command=FAKE, **options)
+def launch(s: Setup, folder: Path, **options: Any) -> tuple[Path, int]:
+    return run_setup(s, folder, PLAN, quiet, command=FAKE, **options)
 
 
 def gone(pid: int) -> bool:
@@ -116,7 +109,7 @@ def test_a_server_that_dies_while_starting_says_why(model: Path, tmp_path: Path)
     with pytest.raises(
         ServerError, match=r"died while starting \(exit code 3\): ValueError: no such attention backend"
     ) as caught:
-        run_scenario(scenario(model, env={"FAKE_FAULT": "start"}), tmp_path, PLAN, said.append, command=FAKE)
+        run_setup(scenario(model, env={"FAKE_FAULT": "start"}), tmp_path, PLAN, said.append, command=FAKE)
     assert "\n" not in str(caught.value)
     assert any("no such attention backend" in line for line in said)
 
@@ -131,7 +124,7 @@ def test_a_server_that_never_gets_healthy_is_stopped(model: Path, tmp_path: Path
 
 def test_no_such_program(model: Path, tmp_path: Path) -> None:
     with pytest.raises(WorkError, match="could not be started"):
-        run_scenario(scenario(model), tmp_path, PLAN, quiet, command=["/nowhere/python"])
+        run_setup(scenario(model), tmp_path, PLAN, quiet, command=["/nowhere/python"])
 
 
 def test_a_server_that_dies_in_mid_run_keeps_finished_points(model: Path, tmp_path: Path) -> None:
@@ -182,6 +175,24 @@ def test_no_scenario_is_begun_that_cannot_end(model: Path, tmp_path: Path) -> No
     paths, failures = run_list([scenario(model)], lambda s: launch(s, tmp_path), quiet, deadline, PLAN)
     assert paths == []
     assert "not started" in failures[0]
+
+
+def test_a_second_run_does_not_overwrite_the_first(model: Path, tmp_path: Path) -> None:
+    names = [launch(scenario(model, batches=[1], hardware="1x-h200"), tmp_path)[0].name for _ in range(2)]
+    assert names == ["tiny.json", "tiny-2.json"]
+    assert Record.model_validate(json.loads((tmp_path / "tiny-2.json").read_text())).hardware == "1x-h200"
+
+
+def test_what_is_wrong_is_found_before_a_server_starts(model: Path, tmp_path: Path) -> None:
+    good = scenario(model)
+    validate.check([good], tmp_path)
+    with pytest.raises(InputError, match="no such target config"):
+        validate.check([good, scenario(tmp_path / "nowhere.json")], tmp_path)
+    with pytest.raises(InputError, match="multicast"):
+        validate.check([scenario(model, flags=["--enable-mscclpp"])], tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(WorkError, match="cannot be written"):
+        validate.check([good], tmp_path / "file")
 
 
 def test_stop_kills_a_child_that_ignores_sigterm(tmp_path: Path) -> None:
@@ -281,13 +292,13 @@ def test_scenario_files_that_cannot_be(tmp_path: Path, text: str, message: str) 
     path = tmp_path / "s.yaml"
     path.write_text(text)
     with pytest.raises(InputError, match=message) as caught:
-        load_scenarios(path)
+        load_setups(path)
     assert str(path) in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["scenarios-1gpu.yaml", "scenarios-2gpu.yaml"])
 def test_shipped_scenarios_load_with_their_models(name: str) -> None:
-    found = load_scenarios(ROOT / "validation" / name)
+    found = load_setups(ROOT / "validation" / name)
     assert len(found) >= 9
     for s in found:
         refuse_multicast(s.flags, server_env(s, experts=True), s.name)

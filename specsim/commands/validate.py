@@ -103,11 +103,12 @@ PATH = click.Path(path_type=Path)
     "--request-timeout", type=click.FloatRange(0.1), default=300.0, show_default=True, help="Seconds for a batch."
 )
 @click.option("--server-log", type=PATH, help="Log file of the server at --url, to compare with.")
+@click.option("--vllm-args", default="", help="Flags of the vLLM server at --url, which does not say them itself.")
 @click.option("--server-command", default=f"{sys.executable} -m sglang.launch_server", help="What starts the server.")
 @click.option(
     "--allow-multicast", is_flag=True, help="Allow NVLink multicast flags: can disturb other users of the host."
 )
-@click.option("--hardware", help="Replay: profile of the box.  [default: the one that each record names]")
+@click.option("--hardware", help="Profile of the box: to predict with, or to name in the record.")
 @click.option("--plot", type=PATH, help="Replay: save a scatter and a residual plot.")
 @click.option("--fail-over", type=Percent(), help="Replay: exit code 1 when a phase's median error is above this.")
 @json_option
@@ -134,7 +135,8 @@ def command(**options: Any) -> int:
 
 def _measure(mode: str, options: dict[str, Any]) -> int:
     from specsim.measure import QUICK, Plan
-    from specsim.validate import load_scenarios, run_list, run_scenario, run_url
+    from specsim.setups import load_setups
+    from specsim.validate import check, check_folder, run_list, run_setup, run_url
 
     plan = QUICK if options["quick"] else Plan()
     if options["duration"]:
@@ -144,6 +146,7 @@ def _measure(mode: str, options: dict[str, Any]) -> int:
     signal.signal(signal.SIGTERM, _interrupted)
     if mode == "url":
         pairs = [(b, c) for c in options["context"] or [1024] for b in options["batch"] or [1, 4, 16, 32]]
+        check_folder(folder)
         path, failed = run_url(
             options["url"],
             pairs,
@@ -153,12 +156,14 @@ def _measure(mode: str, options: dict[str, Any]) -> int:
             name=options["name"],
             model=options["model"],
             log=options["server_log"],
+            flags=shlex.split(options["vllm_args"]),
+            hardware=options["hardware"],
             deadline=deadline,
             request_timeout=options["request_timeout"],
         )
         paths, failures = [path], [f"{failed} of {len(pairs)} points could not be measured"] if failed else []
     else:
-        scenarios = load_scenarios(options["scenarios"]) if mode == "scenarios" else [_scenario(options)]
+        scenarios = load_setups(options["scenarios"]) if mode == "scenarios" else [_setup(options)]
         if options["only"]:
             chosen = [s for s in scenarios if any(fnmatch.fnmatchcase(s.name, pattern) for pattern in options["only"])]
             if not chosen:
@@ -168,10 +173,13 @@ def _measure(mode: str, options: dict[str, Any]) -> int:
         for key, field in (("batch", "batches"), ("context", "contexts")):
             if mode == "scenarios" and options[key]:
                 scenarios = [s.model_copy(update={field: options[key], "points": None}) for s in scenarios]
+        if options["hardware"]:
+            scenarios = [s.model_copy(update={"hardware": options["hardware"]}) for s in scenarios]
+        check(scenarios, folder, multicast=options["allow_multicast"])
         paths, failures = run_list(
             scenarios,
-            lambda scenario: run_scenario(
-                scenario,
+            lambda setup: run_setup(
+                setup,
                 folder,
                 plan,
                 note,
@@ -196,8 +204,8 @@ def _measure(mode: str, options: dict[str, Any]) -> int:
     return 1 if failures else 0
 
 
-def _scenario(options: dict[str, Any]) -> Any:
-    from specsim.validate import make_scenario
+def _setup(options: dict[str, Any]) -> Any:
+    from specsim.setups import make_setup
 
     if options["model"] is None:
         raise InputError(
@@ -211,7 +219,7 @@ def _scenario(options: dict[str, Any]) -> Any:
     stem = model.resolve().name if model.is_dir() else model.stem
     tail = options["method"] + (f"-s{options['num_steps']}" if options["num_steps"] else "")
     values["name"] = options["name"] or f"{stem}-tp{options['tp']}-{tail}"
-    return make_scenario(values, "validate")
+    return make_setup(values, "validate")
 
 
 def _interrupted(number: int, frame: Any) -> None:
