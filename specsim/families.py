@@ -221,7 +221,7 @@ class Builder:
         mixer = MIXERS[plan.mixer](self, plan) if plan.mixer else Mixer()
         dense = dense_ffn(self, plan) if plan.ffn in ("dense", "both") else FeedForward()
         routed = moe_ffn(self, plan) if plan.ffn in ("moe", "both") else FeedForward()
-        outer = self.family.norms if plan.mixer and plan.ffn else self.family.norms // 2
+        outer = self.family.norms * (bool(plan.mixer) + bool(plan.ffn)) // 2
         if plan.ffn == "both":
             outer += 3  # dense and routed branch are normed apart
         label = "+".join(x for x in (mixer.label, dense.label, routed.label) if x)

@@ -264,7 +264,8 @@ class Model:
         )  # fmt: skip
         head = 0 if self.tied else self.head.bytes
         fc = sum(p.bytes for p in self.draft_projections())
-        return layers + self._embedding * self.embedding_format.bytes + head + fc + self.other_bytes
+        norms = 2 * self.final_norm_parameters
+        return layers + self._embedding * self.embedding_format.bytes + head + fc + norms + self.other_bytes
 
     def kv_bytes_per_token(self) -> float:
         """Bytes of KV cache that one token adds, all layers, before it is cut over ranks."""

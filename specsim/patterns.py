@@ -40,28 +40,34 @@ def layer_count(keys: Keys) -> int:
 
 
 def has_experts(keys: Keys, family: Family) -> bool:
-    """Whether the model has routed experts. A count of 0 or 1 says no; a MoE that cannot be read is refused."""
+    """Whether the model has routed experts. A count of 0 or 1 says no, where the family has dense models at all.
+
+    Raises InputError for a MoE whose experts cannot be counted.
+    """
     counts = [n for n in EXPERT_COUNTS if keys.has(n)]
     if any(keys.whole(n, minimum=0, maximum=65536) > 1 for n in counts):
         keys.whole(*counts, minimum=0, maximum=65536)  # all must agree
         if keys.values.get("enable_moe_block") is None or keys.flag("enable_moe_block"):
             return True
         raise keys.fail("enable_moe_block", "is false, but the config counts experts", "correct one of them")
-    chosen = next((n for n in EXPERTS_PER_TOKEN if keys.has(n)), None)
-    if not counts and chosen:
-        raise keys.fail(EXPERT_COUNTS[1], f"the key is missing, but {chosen} says that the model has experts",
-                        f"add the number of experts ({', '.join(EXPERT_COUNTS)})")  # fmt: skip
-    if not counts and family.moe:
-        raise keys.fail(EXPERT_COUNTS[1], f"the key is missing, and every {keys.text('model_type')} model has experts",
-                        f"add the number of experts ({', '.join(EXPERT_COUNTS)})")  # fmt: skip
-    for name in EXPERTS_PER_TOKEN:
-        keys.optional(name, minimum=0)
-    keys.flag("enable_moe_block")
+    least = 2 if counts else 1
+    chosen = next((n for n in EXPERTS_PER_TOKEN if (keys.optional(n, minimum=0) or 0) >= least), "")
+    if keys.flag("enable_moe_block"):
+        chosen = "enable_moe_block"
+    moe = family.moe or (not counts and "moe" in keys.text("model_type").lower())
+    if chosen or moe:
+        key, state = (counts[0], f"is {keys.get(counts[0])}") if counts else (EXPERT_COUNTS[1], "the key is missing")
+        reason = f"{chosen} says that this one has" if chosen else f"every {keys.text('model_type')} model has them"
+        raise keys.fail(key, f"{state}: experts cannot be counted, but {reason}",
+                        f"give the number of experts ({', '.join(EXPERT_COUNTS)})")  # fmt: skip
     return False
 
 
 def plan_layers(keys: Keys, family: Family, *, drafter: bool = False) -> list[Plan]:
-    """One plan a layer. A drafter's layers may be dense where its target's have experts. Raises InputError for a layer kind that is not known, naming it."""
+    """One plan a layer; a drafter's layers may be dense where its target's have experts.
+
+    Raises InputError for a layer kind that is not known, naming it.
+    """
     n = layer_count(keys)
     keys.layers = n
     if keys.has("hybrid_override_pattern") or (keys.has("layers_block_type") and family.attention == "mixer"):

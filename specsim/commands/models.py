@@ -142,6 +142,7 @@ def parts(model: Model) -> dict[str, float]:
             found["experts"] += n * layer.experts.count * layer.experts.bytes_each
             found["shared_experts"] += n * sum(p.bytes for p in layer.experts.shared)
             found["router"] += n * (layer.experts.router.bytes if layer.experts.router else 0)
+    found["norms_and_small"] += 2 * model.final_norm_parameters
     found["head"] = 0.0 if model.tied else model.head.bytes
     found["draft"] = sum(p.bytes for p in model.draft_projections())
     found["other"] = model.other_bytes
