@@ -112,7 +112,7 @@ RTX_EXTRA = (
     ),
     curve(
         "nccl-switched",
-        {4096: 17.34, 16384: 17.31, 65536: 25.0, 262144: 25.1, 2**20: 80.0, 2**22: 182.4},
+        {4096: 17.3, 16384: 17.3, 65536: 25.0, 262144: 25.1, 2**20: 80.0, 2**22: 182.4},
         f"{RTX6K} hardware/wrx90-cpayne-8gpu-root-topology-comparison.md",
         "NCCL ring behind two PCIe switches at one root",
     ),

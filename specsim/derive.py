@@ -57,7 +57,7 @@ def small_classes(gpu: Gpu, system: str) -> Rates:
         factor, uncertainty = 1.0, 0.15
         if system != SMALL_SYSTEM:
             like = SMALL_LIKE[name] if SMALL_LIKE[name] in here else "convolution"
-            factor, uncertainty = here.get(like, 0.0) / reference[like], 0.25
+            factor, uncertainty = here.get(like, 0.0) / reference.get(like, 1.0), 0.25
             why = f"the ratio of {like} kernels in both tables"
             if not SMALL_RATIOS[0] <= factor <= SMALL_RATIOS[1]:
                 factor, why = OLDER_RATIO, "the ratio of SM clocks, since no table compares"

@@ -11,6 +11,7 @@ import importlib
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import exp, isfinite, log
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -140,6 +141,7 @@ def folder() -> Path:
     return Path(importlib.import_module("specsim.hardware").__path__[0])
 
 
+MAX_VALUES = 2_000_000  # in a profile, samples included
 REQUIRED = ("gemm_bf16", "attention_gqa", "norm", "tiny")  # operator classes that every profile has
 
 
@@ -168,7 +170,9 @@ def parse_profile(text: str, where: str) -> Profile:
     data = parse_yaml(text, where, "hardware profile")
     if not isinstance(data, dict):
         raise InputError("is not a mapping", where=where, mend="a profile starts with 'schema: specsim.hardware/1'")
-    _refuse_duplicates(text, where)
+    _refuse_tricks(text, where)
+    for key in ("environment", "samples"):
+        _refuse_odd_values(data.get(key), key, where)
     try:
         profile = Profile.model_validate(data, strict=True)
     except ValidationError as error:
@@ -194,29 +198,50 @@ def _first(error: ValidationError) -> tuple[str]:
     return (f"{key}: {first['msg'][:1].lower()}{first['msg'][1:]}{got}{more}",)
 
 
-def _refuse_duplicates(text: str, where: str) -> None:
-    """YAML lets a repeated key silently replace the first: refuse it, with its line."""
+def _refuse_tricks(text: str, where: str) -> None:
+    """YAML lets a repeated key silently replace the first, and aliases contain themselves or grow without bound."""
     import yaml
 
-    stack, seen = [yaml.compose(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))], set()
-    while stack:
-        node = stack.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        if isinstance(node, yaml.SequenceNode):
-            stack.extend(n for n in node.value if not isinstance(n, yaml.ScalarNode))
-        elif isinstance(node, yaml.MappingNode):
-            keys: set[str] = set()
-            for key, value in node.value:
-                if key.value in keys if isinstance(key, yaml.ScalarNode) else False:
-                    line = key.start_mark.line + 1
-                    raise InputError(
-                        f"key {key.value!r} is given twice", where=f"{where}, line {line}", mend="keep one"
-                    )
-                if isinstance(key, yaml.ScalarNode):
-                    keys.add(key.value)
-                stack.append(value)
+    sizes: dict[int, int] = {}  # values below each node, aliases written out; 0 while inside it
+
+    def size(node: Any) -> int:
+        if isinstance(node, yaml.ScalarNode):
+            return 1
+        line = f"{where}, line {node.start_mark.line + 1}"
+        if id(node) not in sizes:
+            sizes[id(node)] = 0
+            if isinstance(node, yaml.MappingNode):
+                keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+                if len(keys) != len(set(keys)):
+                    twice = next(i for i, key in enumerate(keys) if key in keys[:i])
+                    line = f"{where}, line {node.value[twice][0].start_mark.line + 1}"
+                    raise InputError(f"key {keys[twice]!r} is given twice", where=line, mend="keep one")
+            items = node.value if isinstance(node, yaml.SequenceNode) else [value for _, value in node.value]
+            sizes[id(node)] = 1 + sum(size(item) for item in items)
+        elif not sizes[id(node)]:
+            raise InputError("a value contains itself", where=line, mend="write the values out")
+        if sizes[id(node)] > MAX_VALUES:
+            raise InputError(f"holds more than {MAX_VALUES:,} values", where=line, mend="give a hardware profile")
+        return sizes[id(node)]
+
+    try:
+        size(yaml.compose(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+    except RecursionError:
+        raise InputError("is nested too deeply", where=where, mend="give a hardware profile") from None
+
+
+def _refuse_odd_values(value: Any, key: str, where: str) -> None:
+    """The free parts of a profile hold what JSON can hold."""
+    if isinstance(value, dict):
+        for name, item in value.items():
+            _refuse_odd_values(item, f"{key}.{name}", where)
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            _refuse_odd_values(item, f"{key}.{index}", where)
+    elif not (value is None or isinstance(value, (str, int)) or (isinstance(value, float) and isfinite(value))):
+        raise InputError(
+            f"{key}: {str(value)[:60]!r} is no plain value", where=where, mend="write it as text in quotes"
+        )
 
 
 # --- writing ------------------------------------------------------------------------------------------------------
@@ -299,15 +324,13 @@ def diff(a: Profile, b: Profile) -> list[Difference]:
 
 def latency_us(curve: AllReduceCurve, size: float) -> float | None:
     """The curve's latency at `size` bytes, interpolated in log-log; None outside the measured range."""
-    from math import exp, log
-
     if not curve.bytes[0] <= size <= curve.bytes[-1]:
         return None
     pairs = list(zip(curve.bytes, curve.latency_us, strict=True))
     for (b0, t0), (b1, t1) in itertools.pairwise(pairs):
         if b0 <= size <= b1:
             share = (log(size) - log(b0)) / (log(b1) - log(b0))
-            return exp(log(t0) + share * (log(t1) - log(t0)))
+            return t0 * exp(share * log(t1 / t0))
     return curve.latency_us[0]
 
 
