@@ -20,7 +20,9 @@ STEPS = 5
 GPU_CATEGORIES = {"kernel", "gpu_memcpy", "gpu_memset"}
 
 
-def profile(client: Client, served: Served, batch: int, context: int, timeout: float = 60.0) -> dict[str, Any]:
+def profile(
+    client: Client, served: Served, batch: int, context: int, timeout: float = 60.0, trace_s: float = 20.0
+) -> dict[str, Any]:
     """The kernel table of a few steps of `batch` requests. Raises PointError when the server makes no trace here."""
     if served.engine != "sglang":
         raise PointError("only SGLang's profiler is driven")
@@ -49,7 +51,7 @@ def profile(client: Client, served: Served, batch: int, context: int, timeout: f
         thread.join(timeout)
         if failure:
             raise PointError(f"the profiled requests failed: {failure[0]}")
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + trace_s
         traces: list[Path] = []
         while not traces and time.monotonic() < deadline:
             traces = sorted(Path(folder).rglob("*TP-0*.trace.json.gz")) or sorted(Path(folder).rglob("*.trace.json.gz"))

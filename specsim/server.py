@@ -145,9 +145,10 @@ class Launched:
                 code = self._process.returncode if self._process else None
                 for line in self.last_lines():
                     say(f"  | {line}")
-                raise ServerError(
-                    f"the server died while starting (exit code {code}): {self.reason()} (log: {self.log})"
-                )
+                reason = self.reason()
+                if "No module named 'sglang" in reason:
+                    raise WorkError("SGLang is not installed in this Python; install it there or give --server-command")
+                raise ServerError(f"the server died while starting (exit code {code}): {reason} (log: {self.log})")
             try:
                 self.client.ask("GET", "/health", timeout=15)
                 return time.monotonic() - start

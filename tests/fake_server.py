@@ -6,6 +6,7 @@ environment. In tests `FakeServer(...)` runs it in a thread.
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import sys
@@ -111,6 +112,14 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         state = self.state
         body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or "{}")
+        if self.path == "/start_profile":
+            events = [
+                {"ph": "X", "cat": "kernel", "name": "gemm", "ts": i, "dur": 2.0} for i in range(body["num_steps"])
+            ]
+            if state.fault != "no-trace":
+                with gzip.open(os.path.join(body["output_dir"], "1-TP-0.trace.json.gz"), "wt") as file:
+                    json.dump({"traceEvents": events}, file)
+            return self.send(200, "Start profiling.", "text/plain")
         if self.path not in ("/generate", "/v1/completions"):
             return self.send(404, {"detail": "Not Found"})
         with state.lock:

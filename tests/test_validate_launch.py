@@ -122,6 +122,12 @@ def test_a_server_that_never_gets_healthy_is_stopped(model: Path, tmp_path: Path
     assert gone(int(child.read_text()))
 
 
+def test_without_sglang_the_mend_is_said(model: Path, tmp_path: Path) -> None:
+    code = "import sys; sys.exit(\"ModuleNotFoundError: No module named 'sglang'\")"
+    with pytest.raises(WorkError, match="install it there or give --server-command"):
+        run_setup(scenario(model), tmp_path, PLAN, quiet, command=[sys.executable, "-c", code])
+
+
 def test_no_such_program(model: Path, tmp_path: Path) -> None:
     with pytest.raises(WorkError, match="could not be started"):
         run_setup(scenario(model), tmp_path, PLAN, quiet, command=["/nowhere/python"])

@@ -13,7 +13,7 @@ from fake_server import FakeServer
 
 from specsim import live
 from specsim.errors import InputError, WorkError
-from specsim.kernels import kernel_table
+from specsim.kernels import kernel_table, profile
 from specsim.live import Client, Counters, LogTail, PointError, ServerError, decode_lines, identify
 from specsim.measure import Plan, lengths_for, logged, measure, slope
 from specsim.records import Point, Record
@@ -302,6 +302,22 @@ def trace(path: Path, steps: int) -> Path:
     with gzip.open(path, "wt") as file:
         json.dump({"schemaVersion": 1, "traceEvents": events, "traceName": "t"}, file, indent=2)
     return path
+
+
+def test_a_profile_of_a_live_server() -> None:
+    """The fake profiler writes one kernel of 2 us a step."""
+    with FakeServer() as server:
+        client = Client(server.url, timeout=5)
+        table = profile(client, identify(client), 2, 32)
+    assert (table["batch"], table["context"], table["kernels_per_step"]) == (2, 32, 1.0)
+    assert table["busy_ms_per_step"] == pytest.approx(0.002)
+
+
+def test_a_profiler_without_a_trace_is_a_failed_point() -> None:
+    with FakeServer(fault="no-trace") as server:
+        client = Client(server.url, timeout=5)
+        with pytest.raises(PointError, match="left no trace"):
+            profile(client, identify(client), 2, 32, trace_s=0.2)
 
 
 def test_kernel_table_counts_a_step(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ Examples:
   specsim validate --url http://127.0.0.1:30000 --batch 1,4,16 --context 1024,8192 -o runs
   specsim validate --launch --model DIR --draft DIR --method eagle3 --num-steps 3 --tp 2 -o runs
   specsim validate --scenarios validation/scenarios-1gpu.yaml --time-limit 1500 -o runs
-  specsim validate --records runs --hardware h200 --plot runs.png --fail-over 10%
+  specsim validate --records runs --hardware 1x-h200 --plot runs.png --fail-over 10%
 """
 
 
