@@ -1,0 +1,65 @@
+# Each target sets up what it needs; `make PYTHON=python3.12 test` picks another Python.
+PYTHON ?= python3
+VENV ?= .venv
+TORCH ?= torch==2.13.0
+BIN := $(VENV)/bin
+PIP = $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint requirements-ci.txt
+
+.PHONY: predict test lint format types docs accuracy bench dist clean
+
+predict: $(VENV)/base.stamp  ## the field case, on any machine
+	$(BIN)/specsim predict --draft-tokens 3 --accept-rate 0.6
+
+test: $(VENV)/test.stamp
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/dev.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(VENV)/dev.stamp
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: $(VENV)/dev.stamp
+	$(BIN)/mypy
+
+docs: $(VENV)/docs.stamp
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+accuracy: $(VENV)/base.stamp  ## predictions beside public and recorded measurements
+	$(BIN)/python benchmarks/accuracy.py
+
+bench: $(VENV)/dev.stamp  ## speed of specsim itself
+	$(BIN)/python benchmarks/speed.py
+
+dist: $(VENV)/dev.stamp
+	rm -rf dist build
+	$(BIN)/python -m build --outdir dist .
+
+clean:
+	rm -rf $(VENV) build dist site *.egg-info
+
+# The stamps: installed when missing and after a change of the requirements, else left alone.
+REQUIREMENTS := pyproject.toml requirements-ci.txt
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "specsim needs Python 3.10 or later: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/base.stamp: $(REQUIREMENTS) | $(BIN)/python
+	$(PIP) --editable .
+	@touch $@
+
+$(VENV)/dev.stamp: $(REQUIREMENTS) | $(BIN)/python
+	$(PIP) --editable '.[dev]'
+	@touch $@ $(VENV)/base.stamp
+
+# The tests of calibration run on the CPU build of torch; TORCH= leaves torch out, and those tests then say so and skip.
+$(VENV)/test.stamp: $(VENV)/dev.stamp
+	$(if $(TORCH),$(PIP) '$(TORCH)' || $(BIN)/python -m pip install -qq torch)
+	@touch $@
+
+$(VENV)/docs.stamp: $(REQUIREMENTS) | $(BIN)/python
+	$(PIP) --editable '.[docs]'
+	@touch $@
