@@ -99,10 +99,7 @@ def read_table(path: Path, columns: tuple[str, ...]) -> Columns:
 
     Raises InputError without pyarrow, when the file is damaged or when it lacks another column.
     """
-    try:
-        import pyarrow.parquet as parquet
-    except ImportError:
-        raise InputError("reading Parquet tables needs pyarrow", mend="pip install specsim[parquet]") from None
+    parquet = _parquet()
     try:
         table = parquet.read_table(path)
     except Exception as error:  # pyarrow raises its own family, OSError and ValueError
@@ -115,6 +112,15 @@ def read_table(path: Path, columns: tuple[str, ...]) -> Columns:
     return result | {c: np.zeros(table.num_rows) for c in absent}
 
 
+def _parquet() -> Any:
+    """The Parquet reader. Raises InputError when pyarrow is not installed."""
+    try:
+        import pyarrow.parquet as parquet
+    except ImportError:
+        raise InputError("reading Parquet tables needs pyarrow", mend="pip install specsim[parquet]") from None
+    return parquet
+
+
 def import_system(system: str, *, l2_mb: float | None = None, date: str = "2026", reference: str = PACKAGE) -> Imported:
     """Fit all the operator classes and curves that the system's tables hold.
 
@@ -124,6 +130,7 @@ def import_system(system: str, *, l2_mb: float | None = None, date: str = "2026"
     name = next((s for s in known if s.lower() == system.lower()), None)
     if name is None:
         raise InputError(f"no tables of system {system!r}", mend=did_you_mean(system, known))
+    _parquet()  # once here: what goes wrong with one table is only noted
     root = package_folder()
     facts = read_yaml(root / f"{name}.yaml", "system description")
     facts = facts if isinstance(facts, dict) else {}
