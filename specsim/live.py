@@ -12,7 +12,7 @@ import os
 import random
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -150,7 +150,7 @@ class Served:
         return int(found) if isinstance(found, int) and found > 0 else None
 
 
-_SECRET = re.compile(r"api_?key|password|secret|credential|(^|_)token$|auth", re.IGNORECASE)
+_SECRET = re.compile(r"api[-_]?key|password|secret|credential|(^|_)token$|auth", re.IGNORECASE)
 
 
 def scrub(value: Any) -> Any:
@@ -158,6 +158,22 @@ def scrub(value: Any) -> Any:
     if isinstance(value, dict):
         return {k: scrub(v) for k, v in value.items() if not _SECRET.search(str(k))}
     return [scrub(v) for v in value] if isinstance(value, list) else value
+
+
+def redact(flags: Sequence[str]) -> list[str]:
+    """The flags with *** for the values of those whose name speaks of a secret."""
+    shown: list[str] = []
+    for before, flag in zip(["", *flags], flags, strict=False):
+        name, equals, _ = flag.partition("=")
+        if equals and _is_secret(name):
+            shown.append(f"{name}=***")
+        else:
+            shown.append("***" if "=" not in before and _is_secret(before) else flag)
+    return shown
+
+
+def _is_secret(flag: str) -> bool:
+    return flag.startswith("--") and bool(_SECRET.search(flag.lstrip("-").replace("-", "_")))
 
 
 def identify(client: Client, timeout: float = 30.0) -> Served:

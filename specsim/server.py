@@ -118,6 +118,13 @@ class Launched:
     def alive(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
+    def died(self, seconds: float = 3.0) -> bool:
+        """Whether the process has ended, or ends within `seconds`: a connection breaks before its server is gone."""
+        deadline = time.monotonic() + seconds
+        while self.alive and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return not self.alive
+
     def last_lines(self, count: int = 12) -> list[str]:
         """The log's last lines that say something."""
         try:

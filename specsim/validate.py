@@ -21,7 +21,7 @@ from typing import Any
 import specsim.kernels as kernels
 from specsim.errors import InputError, WorkError
 from specsim.files import write_atomically
-from specsim.live import Client, LogTail, PointError, Served, ServerError, flags_of, identify
+from specsim.live import Client, LogTail, PointError, Served, ServerError, flags_of, identify, redact, scrub
 from specsim.measure import Plan, measure
 from specsim.records import Correction, EngineRun, Record
 from specsim.server import Launched, free_port, refuse_multicast
@@ -78,6 +78,12 @@ class Recorder:
         text = json.dumps(self.record.model_dump(by_alias=True, exclude_none=True), indent=1)
         text = re.sub(r"\[[-+.\de,\s]+\]", lambda numbers: " ".join(numbers[0].split()), text)  # numbers on one line
         write_atomically(self.path, text + "\n")
+
+    def drop_if_empty(self) -> bool:
+        """Whether there are points; without any the file is removed."""
+        if not self.record.points:
+            self.path.unlink(missing_ok=True)
+        return bool(self.record.points)
 
 
 def measure_all(
@@ -164,7 +170,7 @@ def run_url(
         environment=_environment(served),
         method=METHOD,
     )
-    record.engine = EngineRun(name=served.engine, version=served.version, flags=[*flags_of(served), *flags])
+    record.engine = EngineRun(name=served.engine, version=served.version, flags=redact([*flags_of(served), *flags]))
     record.target_config = _find_config(model or Path(served.model))
     draft = served.info.get("speculative_draft_model_path")
     record.draft_config = _find_config(Path(str(draft))) if draft else None
@@ -175,7 +181,7 @@ def run_url(
     recorder = Recorder(record, folder)
     tail = LogTail(log) if log is not None else None
     failed = measure_all(client, served, recorder, pairs, plan, tail, say, deadline)
-    if not record.points:
+    if not recorder.drop_if_empty():
         raise WorkError(f"{client.url}: no point could be measured; see the lines above")
     return recorder.path, failed
 
@@ -213,7 +219,7 @@ def run_setup(
             kind="validation", name=setup.name, date=_now(), source="specsim validate --launch", method=METHOD
         )
         record.name, record.hardware = free_name(folder, setup.name), setup.hardware
-        record.engine = EngineRun(name="sglang", flags=_portable(flags, setup), env=env)
+        record.engine = EngineRun(name="sglang", flags=redact(_portable(flags, setup)), env=scrub(env))
         record.target_config, record.draft_config = config, draft_config
         if experts:
             record.corrections.append(UNIFORM)
@@ -222,7 +228,7 @@ def run_setup(
         if setup.about:
             record.caveats.append(setup.about)
         log = folder / "logs" / f"{record.name}.log"
-        say(f"{setup.name}: starting {' '.join(command)} {' '.join(flags)}")
+        say(f"{setup.name}: starting {' '.join(redact([*command, *flags]))}")
         server = stack.enter_context(Launched([*command, *flags], env, chosen, log, request_timeout))
         took = server.wait(min(start_timeout, max(deadline - time.monotonic(), 1.0)), say)
         say(f"{setup.name}: healthy after {took:.0f} s")
@@ -232,18 +238,20 @@ def run_setup(
         if moe_layers(config):
             record.environment["routing"] = setup.routing or ("uniform" if experts else "as the weights have it")
         recorder = Recorder(record, folder)
-        recorder.save()
         try:
             failed = measure_all(server.client, served, recorder, setup.pairs(), plan, LogTail(log), say, deadline)
-            if setup.profile and time.monotonic() + 30 < deadline:
+            if setup.profile and time.monotonic() + 30 > deadline:
+                say("  the time limit leaves out the profile")
+            elif setup.profile:
                 failed += _profile(server.client, served, setup, recorder, say)
         except ServerError as error:
-            if not server.alive:
+            kept = f"; finished points are kept in {recorder.path}" if recorder.drop_if_empty() else ""
+            if server.died():
                 for line in server.last_lines():
                     say(f"  | {line}")
-                raise ServerError(f"{where}: the server died: {server.reason()} (log: {log})") from None
-            raise ServerError(f"{where}: {error}") from None
-        if not record.points:
+                raise ServerError(f"{where}: the server died: {server.reason()} (log: {log}){kept}") from None
+            raise ServerError(f"{where}: {error}{kept}") from None
+        if not recorder.drop_if_empty():
             raise WorkError(f"{where}: no point could be measured; see the lines above")
         return recorder.path, failed
 

@@ -74,6 +74,24 @@ def test_a_run_leaves_a_record_and_no_process(model: Path, tmp_path: Path) -> No
     assert gone(int(child.read_text()))
 
 
+def test_secrets_are_neither_shown_nor_recorded(model: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    flags = ["--api-key", "sesame", "--admin-api-key=sesame", "--decode-log-interval", "7"]
+    s = scenario(model, batches=[1], flags=flags, env={"HF_TOKEN": "sesame", "NCCL_P2P_DISABLE": "1"})
+    path, _ = run_setup(s, tmp_path, PLAN, said.append, command=FAKE)
+    record = Record.model_validate(json.loads(path.read_text()))
+    assert "sesame" not in path.read_text() + " ".join(said)
+    assert record.engine is not None
+    assert record.engine.flags[-5:] == ["--api-key", "***", "--admin-api-key=***", "--decode-log-interval", "7"]
+    assert record.engine.env["NCCL_P2P_DISABLE"] == "1"
+
+
+def test_a_run_without_a_point_leaves_no_record(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(WorkError, match="no point could be measured"):
+        launch(scenario(model, env={"FAKE_FAULT": "500"}), tmp_path)
+    assert not list(tmp_path.glob("*.json"))
+
+
 def test_flags_of_a_scenario_on_two_gpus(model: Path) -> None:
     s = scenario(model, draft=model, method="eagle3", num_steps=2, tp=2, flags=["--x"], batches=[1, 64])
     flags = server_flags(s, "M", "D", 1234)
@@ -134,7 +152,9 @@ def test_no_such_program(model: Path, tmp_path: Path) -> None:
 
 
 def test_a_server_that_dies_in_mid_run_keeps_finished_points(model: Path, tmp_path: Path) -> None:
-    with pytest.raises(ServerError, match="the server died: RuntimeError: CUDA error"):
+    with pytest.raises(
+        ServerError, match=r"the server died: RuntimeError: CUDA error.*finished points are kept in .*tiny\.json"
+    ):
         launch(scenario(model, env={"FAKE_FAULT": "die"}), tmp_path)
     record = Record.model_validate(json.loads((tmp_path / "tiny.json").read_text()))
     assert [p.batch for p in record.points] == [1]
@@ -270,6 +290,28 @@ def test_the_command_prints_one_json_document(model: Path, tmp_path: Path) -> No
     assert done.returncode == 1  # 99 requests are more than the fake server runs at once
     assert document["records"] == [str(tmp_path / "tiny-tp1-none.json")]
     assert "1 of its points" in document["failures"][0]
+
+
+def test_resume_leaves_out_what_is_done(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text("- {name: a, model: models/tiny.json}\n- {name: b, model: models/tiny.json}\n")
+    command = [sys.executable, "-m", "specsim", "validate", "--scenarios", str(tmp_path / "s.yaml"), "--resume"]
+    command += [
+        "--batch",
+        "1",
+        "--context",
+        "32",
+        "--quick",
+        "-o",
+        str(tmp_path / "runs"),
+        "--server-command",
+        " ".join(FAKE),
+    ]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    for name, wanted in ((["--only", "a"], ["a.json"]), ([], ["a.json", "b.json"])):
+        done = subprocess.run([*command, *name], capture_output=True, text=True, env=env, timeout=60)
+        assert done.returncode == 0, done.stderr
+        assert sorted(p.name for p in (tmp_path / "runs").glob("*.json")) == wanted
+    assert "left out, since they have a record" in done.stderr
 
 
 # --- scenario files ---

@@ -81,6 +81,7 @@ PATH = click.Path(path_type=Path)
 @click.option(
     "--only", multiple=True, metavar="NAME", help="Of --scenarios, those that match; may hold * and be given again."
 )
+@click.option("--resume", is_flag=True, help="Of --scenarios, leave out those that have a record in the output folder.")
 @click.option("--name", help="Name of the record.")
 @click.option("--model", type=PATH, help="Target: folder with config.json, or that file.")
 @click.option("--draft", type=PATH, help="Drafter: folder with config.json, or that file.")
@@ -170,6 +171,10 @@ def _measure(mode: str, options: dict[str, Any]) -> int:
                 mend = f"known: {', '.join(s.name for s in scenarios)}"
                 raise InputError(f"no scenario matches {', '.join(options['only'])}", where="--only", mend=mend)
             scenarios = chosen
+        if options["resume"]:
+            done = [s.name for s in scenarios if (folder / f"{s.name}.json").exists()]
+            note(f"left out, since they have a record in {folder}: {', '.join(done) or 'none'}")
+            scenarios = [s for s in scenarios if s.name not in done]
         for key, field in (("batch", "batches"), ("context", "contexts")):
             if mode == "scenarios" and options[key]:
                 scenarios = [s.model_copy(update={field: options[key], "points": None}) for s in scenarios]
