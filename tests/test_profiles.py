@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -285,6 +286,12 @@ def test_any_bytes_give_a_profile_or_one_line(tmp_path_factory, place, noise, re
     path = tmp_path_factory.mktemp("fuzz") / "box.yaml"
     path.write_bytes(content[:at] + noise + content[at + removed :])
     assert profile_or_message(lambda: load_profile(str(path)))
+
+
+def test_the_example_in_the_documentation_is_a_profile():
+    page = Path(__file__).resolve().parent.parent / "docs" / "hardware.md"
+    example = page.read_text(encoding="utf-8").split("```yaml")[1].split("```")[0]
+    assert parse_profile(example, "docs/hardware.md").name == "my-box"
 
 
 # --- writing and comparing -----------------------------------------------------------------------------------------
