@@ -406,17 +406,12 @@ def _tables(samples: Sequence[Sample]) -> dict[str, Any]:
     """The samples by class as small tables: parameters, bytes, and the 10, 50 and 90 % quantiles in microseconds."""
     tables: dict[str, Any] = {}
     for s in samples:
-        spread = s["spread"]
-        row = [
-            *s["params"].values(),
-            round(float(s["bytes"])),
-            *(_digits(spread[q] * 1e6, 5) for q in ("p10", "median", "p90")),
-        ]
-        table = tables.setdefault(
-            s["operator"], {"columns": [*s["params"], "bytes", "p10_us", "median_us", "p90_us"], "rows": []}
-        )
-        if [*s["params"]] == table["columns"][: len(s["params"])]:
-            table["rows"].append(" ".join(str(v) for v in row))
+        sizes = {**s["params"], "bytes": round(float(s["bytes"]))}
+        quantiles = {f"{q}_us": _digits(s["spread"][q] * 1e6, 5) for q in ("p10", "median", "p90")}
+        row = {**sizes, **quantiles}
+        table = tables.setdefault(s["operator"], {"columns": " ".join(row), "rows": []})
+        if table["columns"] == " ".join(row):
+            table["rows"].append(" ".join(str(v) for v in row.values()))
     return tables
 
 

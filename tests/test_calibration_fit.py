@@ -1,0 +1,180 @@
+"""Fits: known parameters come back; what the samples cannot tell is held and said; a profile is built from results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specsim import calibrate
+from specsim.calibrate import build, fit
+from specsim.configs import load_model
+from specsim.profiles import dump_profile, load_profile, parse_profile
+
+FIXED, BANDWIDTH, PEAK = 4.5e-6, 4.0e12, 700e12
+
+
+def spread(seconds: float) -> dict[str, float]:
+    return {
+        "median": seconds,
+        "p10": seconds,
+        "p90": seconds,
+        "min": seconds,
+        "max": seconds,
+        "low": seconds,
+        "high": seconds,
+    }
+
+
+def result(
+    measure: str, operator: str, seconds: float, *, nbytes: float = 0, flops: float = 0, **params: Any
+) -> dict[str, Any]:
+    key = f"{measure}.{operator}." + "-".join(f"{k}={v}" for k, v in params.items())
+    return {
+        "key": key, "measure": measure, "operator": operator, "params": params, "bytes": nbytes, "flops": flops, "status": "done",
+        "rank": 0, "narrow": True, "seconds": [seconds] * 5, "spread": spread(seconds), "extras": {},
+    }  # fmt: skip
+
+
+def gemms() -> list[dict[str, Any]]:
+    found = []
+    for rows in (4, 128, 2048):
+        for nbytes in (5e6, 2e7, 5e7, 1e8, 3e8, 6e8):
+            flops = rows * nbytes
+            seconds = FIXED + nbytes / BANDWIDTH + flops / PEAK
+            found.append(
+                result("gemm", "gemm_bf16", seconds, nbytes=nbytes, flops=flops, rows=rows, n=int(nbytes), k=1)
+            )
+    return found
+
+
+def peaks() -> list[dict[str, Any]]:
+    copy = result("peak", "copy", 2e9 / 4e12, nbytes=2e9, mb=1000)
+    return [copy, result("peak", "matmul", 1.0, nbytes=1, flops=7e14, n=8192)]
+
+
+def test_fit_recovers_the_parameters_it_was_given() -> None:
+    """18 points of 4.5 us + bytes / 4 TB/s + flops / 700 T with 1 % noise and one point twice too slow."""
+    seconds, nbytes, flops = calibrate.points(gemms(), "gemm_bf16")
+    noisy = seconds * np.random.default_rng(1).normal(1.0, 0.01, len(seconds))
+    noisy[7] *= 2.0
+    found = fit(noisy, nbytes, flops, bandwidth=1e12, peak=1e14)
+    assert found.fixed_s == pytest.approx(FIXED, rel=0.06)
+    assert found.bytes_per_s == pytest.approx(BANDWIDTH, rel=0.04)
+    assert found.flops_per_s == pytest.approx(PEAK, rel=0.04)
+    assert found.held == ()
+    assert abs(found.fixed_s - FIXED) < 4 * found.fixed_error_s
+    assert found.residuals[7] > 0.8
+
+
+def test_bandwidth_that_the_samples_cannot_tell_is_held_and_said() -> None:
+    """Three sizes of a few KB: 3 us each, whatever the bytes."""
+    nbytes = np.array([4e3, 8e3, 16e3])
+    seconds = np.array([3.0e-6, 3.05e-6, 2.98e-6])
+    found = fit(seconds, nbytes, np.zeros(3), bandwidth=2e12, peak=None)
+    assert found.held == ("bandwidth",)
+    assert found.bytes_per_s == pytest.approx(2e12)
+    assert found.fixed_s == pytest.approx(3.0e-6, rel=0.02)
+    assert "bandwidth not identifiable" in found.note
+
+
+def test_one_point_gives_a_fixed_time_and_no_claim() -> None:
+    found = fit(np.array([1e-5]), np.array([1e6]), np.zeros(1), bandwidth=1e12, peak=None)
+    assert found.held == ("bandwidth", "fixed")
+    assert found.fixed_s == pytest.approx(9e-6)
+
+
+def test_no_points_is_an_error() -> None:
+    with pytest.raises(ValueError, match="no points"):
+        fit(np.array([]), np.array([]), np.array([]), bandwidth=1.0, peak=None)
+
+
+def test_profile_of_results_loads_again_and_keeps_their_numbers() -> None:
+    results = gemms() + peaks()
+    for nbytes in (4096, 65536):
+        for mode in ("graph", "alone", "eager"):
+            found = result("allreduce", "nccl", 1e-5 + nbytes * 1e-10, nbytes=nbytes, ranks=2, mode=mode, bytes=nbytes)
+            results.append(found)
+    for name, seconds in (("eager_kernel", 5e-6), ("graph_launch", 1.2e-5), ("graph_node", 1e-6)):
+        results.append(result("launches", name, seconds))
+    made = build("2x-test", results, {"gpu": "Test GPU", "memory_bytes": 8e10}, ranks=2, nvlink=True, date="2026-11-29")
+    profile = parse_profile(dump_profile(made.profile), "made")
+    assert profile.operators["gemm_bf16"].fixed_us == pytest.approx(4.5, rel=0.01)
+    assert profile.operators["gemm_bf16"].source.kind == "measured"
+    assert profile.gpu.bandwidth_gb_s == pytest.approx(4000)
+    assert profile.link == "nvlink"
+    assert [(c.implementation, c.mode) for c in profile.allreduce] == [("nccl", "eager"), ("nccl", "graph")]
+    assert profile.allreduce[0].latency_us == [pytest.approx(10.41, rel=1e-3), pytest.approx(16.55, rel=1e-3)]
+    assert profile.launch.kernel_us == 5.0
+    assert profile.launch.collective_us == pytest.approx(10.41, rel=1e-3)
+    assert profile.launch.graph_node_us == 0.0
+    assert any("not measured, assumed: attention_gqa, norm, tiny" in c for c in profile.caveats)
+    assert made.record.kind == "calibration"
+    assert len(made.record.samples) == len(results)
+
+
+def test_wrong_data_becomes_a_caveat_and_no_curve() -> None:
+    bad = {**result("allreduce", "nccl", 1.0, ranks=2, mode="graph", bytes=4096), "status": "failed"}
+    bad["error"] = "rank 1: RuntimeError: WRONG DATA: 5 of 2048 values over 2 ranks, attempt 1"
+    made = build("x", [*gemms(), *peaks(), bad], {"gpu": "Test GPU"}, ranks=2, date="2026-11-29")
+    assert made.profile.allreduce == []
+    assert any("WRONG DATA" in c for c in made.profile.caveats)
+
+
+def test_without_peer_access_the_link_is_pcie() -> None:
+    made = build("x", [*gemms(), *peaks()], {"gpu": "Test GPU"}, ranks=2, nvlink=True, no_p2p=True, date="2026-11-29")
+    assert made.profile.link == "pcie"
+    assert "peer access off" in made.profile.description
+
+
+def test_a_slow_gpu_is_named_with_what_it_costs() -> None:
+    slow = {**result("peak", "copy", 2e9 / 3e12, nbytes=2e9, mb=1000), "rank": 5}
+    made = build("x", [*gemms(), *peaks(), slow], {"gpu": "Test GPU"}, ranks=8, date="2026-11-29")
+    assert "GPU 5: memory bandwidth is 75% of the best GPU's: all ranks wait for it" in made.warnings
+    assert made.profile.gpu.bandwidth_gb_s == pytest.approx(3000)
+
+
+def test_classes_that_were_not_measured_come_from_a_published_profile_of_the_same_gpu() -> None:
+    published = load_profile("8x-b200")
+    made = build(
+        "x",
+        [*gemms(), *peaks()],
+        {"gpu": published.gpu.name},
+        ranks=8,
+        nvlink=True,
+        date="2026-11-29",
+        published=[published],
+    )
+    lent = {n for n, o in published.operators.items() if o.source.kind in calibrate.BORROWED}
+    assert lent <= set(made.profile.operators)
+    assert made.profile.operators["gemm_bf16"].fixed_us == pytest.approx(4.5, rel=0.01)
+    assert all(not c.implementation.startswith("nccl") for c in made.profile.allreduce)
+    other = build(
+        "x", [*gemms(), *peaks()], {"gpu": "Other"}, ranks=8, nvlink=True, date="2026-11-29", published=[published]
+    )
+    assert set(other.profile.operators) == {"gemm_bf16", "attention_gqa", "norm", "tiny"}
+
+
+def test_verify_rows_are_set_beside_one_row() -> None:
+    base = {"batch": 1, "context": 1024, "heads": 8}
+    samples = [
+        result("attention", "attention_mla", t, queries=q, **base) for q, t in ((1, 16e-6), (3, 21e-6), (4, 23e-6))
+    ]
+    found = calibrate.verify_layer(samples)["attention_mla"]
+    assert [e["more_us"] for e in found] == [pytest.approx(5.0), pytest.approx(7.0)]
+
+
+def test_residual_plot_is_written(tmp_path: Any) -> None:
+    made = build("x", [*gemms(), *peaks()], {"gpu": "Test GPU"}, ranks=1, date="2026-11-29")
+    calibrate.plot(made, tmp_path / "residuals.png")
+    assert (tmp_path / "residuals.png").stat().st_size > 1000
+
+
+def test_shapes_of_a_model_are_those_of_one_rank() -> None:
+    """Kimi-K2.5 over 8 ranks: 384 experts of 7168 x 2048 / 8, 64 / 8 heads of MLA."""
+    shapes = calibrate.shapes(load_model("Kimi-K2.5"), 8)
+    assert shapes["experts"] == [{"hidden": 7168, "intermediate": 256, "experts": 384, "top_k": 8}]
+    assert shapes["attention"] == [{"kind": "mla", "heads": 8, "latent": 512, "rope": 64}]
+    assert shapes["hidden"] == [7168]
+    assert [2112, 7168] in shapes["gemm"] or [1536, 7168] in shapes["gemm"]

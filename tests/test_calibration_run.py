@@ -1,0 +1,236 @@
+"""Runs of the benchmarks on CPU tensors: end to end, resumed, and with ranks that die, hang, fail or fill the disk."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specsim.errors import WorkError
+from specsim.profiles import load_profile
+
+pytestmark = [
+    pytest.mark.skipif(
+        importlib.util.find_spec("torch") is None, reason="PyTorch is not installed (pip install 'specsim[calibrate]')"
+    ),
+    pytest.mark.timeout(180),
+]
+
+FAULTY = """
+import os, sys, time
+from specsim.calibration.context import Case, Measurement
+
+NAME, RANKS = "faulty", "groups"
+
+def cases(context):
+    return [Case("faulty", name, {"bytes": 4096}, ranks=context.world, timeout_s=2.0) for name in ("before", "bad", "after")]
+
+def run(context, case):
+    fault = context.options["fault"]
+    if case.operator == "bad" and (context.rank == 1 or fault in ("raise-all", "full")):
+        if fault == "hang":
+            time.sleep(1000)
+        if fault == "kill":
+            os.kill(os.getpid(), 9)
+        if fault == "full":
+            from specsim.errors import WorkError
+            def write(*arguments):
+                raise WorkError("out/done: cannot be written: No space left on device")
+            sys.modules["__main__"].write_atomically = write
+        if fault.startswith("raise"):
+            raise RuntimeError("planted")
+    context.agree(1.0, f"control-{case.ranks}")
+    return Measurement([1e-3] * 5)
+"""
+
+
+@pytest.fixture
+def faulty(tmp_path: Path) -> Path:
+    """A folder whose package `faulty` holds a measurement with a fault in the second of three cases."""
+    package = tmp_path / "code" / "faulty"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "measures.py").write_text(FAULTY)
+    return package.parent
+
+
+def run_faulty(folder: Path, code: Path, fault: str) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    from specsim.calibration.launch import Setting, Stage, results, run_stage
+
+    path = os.pathsep.join([str(code), *filter(None, [os.environ.get("PYTHONPATH")])])
+    stage = Stage("faults", ("faulty.measures",), 2, {"PYTHONPATH": path}, {"fault": fault})
+    troubles = run_stage(stage, Setting(folder, cpu=True, quick=True), lambda kind, details: None)
+    assert workers(folder) == []
+    return {r["operator"]: r for r in results(folder)}, troubles
+
+
+def workers(folder: Path) -> list[int]:
+    """Processes whose command line names the folder."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = entry.read_bytes().decode(errors="replace")
+            state = (entry.parent / "stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            continue
+        if str(folder) in line and int(entry.parent.name) != os.getpid() and state != "Z":
+            found.append(int(entry.parent.name))
+    return found
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "specsim", "calibrate", "--cpu", "--quick", *map(str, arguments)]
+
+
+def calibrate(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=150, cwd=cwd)
+
+
+@pytest.mark.parametrize("fault", ["hang", "kill", "raise", "raise-all"])
+def test_a_bad_case_is_recorded_and_the_others_are_measured(tmp_path: Path, faulty: Path, fault: str) -> None:
+    found, troubles = run_faulty(tmp_path / "out", faulty, fault)
+    assert {n: r["status"] for n, r in found.items()} == {"before": "done", "bad": "failed", "after": "done"}
+    if fault == "hang":
+        assert "hung for" in troubles[0]
+        assert "bad bytes 4096" in troubles[0]
+        assert "rank 1" in troubles[0]
+    elif fault == "kill":
+        assert "rank 1 was killed by signal 9 (SIGKILL) in bad bytes 4096" in troubles[0]
+    else:
+        assert "planted" in found["bad"]["error"]
+    if fault == "raise-all":
+        assert troubles == []  # all ranks came through: no restart
+
+
+def test_a_full_disk_ends_the_run_and_keeps_what_was_measured(tmp_path: Path, faulty: Path) -> None:
+    from specsim.calibration.launch import results
+
+    with pytest.raises(WorkError, match="disk full"):
+        run_faulty(tmp_path / "out", faulty, "full")
+    assert [r["operator"] for r in results(tmp_path / "out")] == ["before"]
+    assert workers(tmp_path / "out") == []
+
+
+def test_a_launcher_that_cannot_write_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from specsim.calibration import launch
+
+    def write(*arguments: object) -> None:
+        raise WorkError("out: cannot be written: No space left on device")
+
+    monkeypatch.setattr(launch, "write_atomically", write)
+    with pytest.raises(WorkError, match="No space left"):
+        launch.run_stage(launch.Stage("one", ("peak",), 1), launch.Setting(tmp_path / "out", cpu=True), lambda *_: None)
+
+
+def test_two_ranks_end_to_end(tmp_path: Path) -> None:
+    """The whole quick calibration on CPU: a profile that loads, a record, a plot, JSON alone on standard output."""
+    out = tmp_path / "out"
+    done = calibrate("--ranks", 2, "--out", out, "--name", "tiny", "--plot", tmp_path / "p.svg", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["failed"] == 0
+    profile = load_profile(document["profile"])
+    assert profile.cpu
+    assert profile.gpus == 2
+    assert {"gemm_bf16", "moe_bf16", "attention_gqa", "attention_mla", "norm", "tiny", "router"} <= set(
+        profile.operators
+    )
+    assert {(c.implementation, c.ranks, c.mode) for c in profile.allreduce} == {
+        ("nccl", 2, "graph"),
+        ("nccl", 2, "eager"),
+    }
+    record = json.loads(Path(document["record"]).read_text())
+    assert record["schema"] == "specsim.record/1"
+    assert record["samples"][0]["seconds"]
+    assert (tmp_path / "p.svg").stat().st_size > 1000
+    assert record["environment"]["settings"]["NCCL_NVLS_ENABLE"] == "0"
+    assert workers(out) == []
+
+
+def test_eight_ranks_reduce_over_subgroups(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = calibrate("--ranks", 8, "--only", "allreduce", "--out", out, "-o", tmp_path / "eight.yaml", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert {c.ranks for c in load_profile(str(tmp_path / "eight.yaml")).allreduce} == {2, 4, 8}
+    assert workers(out) == []
+
+
+def start_and_wait(folder: Path, cwd: Path) -> subprocess.Popen[str]:
+    """A calibration with a few results on disk."""
+    process = subprocess.Popen(
+        command("--ranks", 2, "--only", "gemm,allreduce", "--out", folder), cwd=cwd,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    end = time.time() + 60
+    while time.time() < end and len(list((folder / "done").glob("*.json"))) < 2:
+        time.sleep(0.05)
+    return process
+
+
+def test_interrupt_leaves_no_process_and_resume_measures_the_rest_only(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    process = start_and_wait(out, tmp_path)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130, errors
+    assert "--resume" in errors
+    assert workers(out) == []
+    before = {p.name: p.stat().st_mtime_ns for p in (out / "done").glob("*.json")}
+    assert before
+    refused = calibrate("--ranks", 2, "--only", "gemm,allreduce", "--out", out, cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "--resume" in refused.stderr
+    other = calibrate("--ranks", 3, "--only", "gemm,allreduce", "--out", out, "--resume", cwd=tmp_path)
+    assert other.returncode == 2
+    assert "other settings" in other.stderr
+    done = calibrate("--ranks", 2, "--only", "gemm,allreduce", "--out", out, "--resume", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    after = {p.name: p.stat().st_mtime_ns for p in (out / "done").glob("*.json")}
+    assert {n: after[n] for n in before} == before
+    assert len(after) > len(before)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's")
+def test_workers_die_with_a_killed_launcher(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    process = start_and_wait(out, tmp_path)
+    process.kill()
+    process.communicate(timeout=30)
+    end = time.time() + 10
+    while workers(out) and time.time() < end:
+        time.sleep(0.05)
+    assert workers(out) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--only", "gem"], 2, "did you mean 'gemm'?"),
+        (["--experts", "1,2"], 2, "four whole numbers"),
+        (["--nnodes", "2"], 2, "--master"),
+        (["--ranks", "0"], 2, "0 is not in the range"),
+    ],
+)
+def test_bad_options_are_one_line(tmp_path: Path, arguments: list[str], code: int, words: str) -> None:
+    done = calibrate(*arguments, "--out", tmp_path / "out", cwd=tmp_path)
+    assert done.returncode == code
+    assert words in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_nothing_creates_multicast_objects_unless_asked() -> None:
+    from specsim.calibration.launch import NO_MULTICAST
+
+    assert NO_MULTICAST == {
+        "NCCL_NVLS_ENABLE": "0",
+        "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+        "NVSHMEM_DISABLE_NVLS": "1",
+    }
