@@ -271,7 +271,7 @@ def mtp_draft(model: Model) -> Model:
 
 
 def _cached(builder: Builder, plan: Any, index: int) -> Layer:
-    key = (plan, index if builder.scheme.names_layers else None)
+    key = (plan, builder.scheme.layer_key(index))
     if key not in builder.built:
         builder.built[key] = builder.build(plan)
     return builder.built[key]

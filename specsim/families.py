@@ -194,12 +194,12 @@ class Builder:
         self.built: dict[tuple[Plan, int | None], Layer] = {}  # for whoever builds many equal layers
 
     def format(self, module: str, part: str = "linear") -> Format:
-        """The storage format of a module of the current layer, such as "self_attn.q_proj"."""
-        layer = self.layer if self.scheme.names_layers or self.aliases else None
-        key = (module, part, layer)
+        """The storage format of a module of the current layer, such as "self_attn.q_proj"; "a|b" gives two names of it."""
+        key = (module, part, self.layer if self.aliases else self.scheme.layer_key(self.layer or 0))
         if key not in self._formats:
             number = self.layer or 0
-            names = [f"{root}.{number}.{module}" for root in self.roots] + [f"{a}{module}" for a in self.aliases]
+            starts = (*(f"{root}.{number}." for root in self.roots), *self.aliases)
+            names = [f"{start}{each}" for start in starts for each in module.split("|")]
             self._formats[key] = self.scheme.format(names, number, part=part)
         return self._formats[key]
 
@@ -214,7 +214,9 @@ class Builder:
         formats = {self.format(module) for module, _ in parts}
         if len(formats) == 1:
             return (Projection(name, inputs, sum(n for _, n in parts), formats.pop(), split, bias),)
-        return tuple(self.one(m.rsplit(".", 1)[-1], inputs, n, m, split=split, bias=bias) for m, n in parts)
+        return tuple(
+            self.one(m.split("|")[0].rsplit(".", 1)[-1], inputs, n, m, split=split, bias=bias) for m, n in parts
+        )
 
     def build(self, plan: Plan) -> Layer:
         """The layer that a plan describes. Raises InputError for a missing or impossible size."""
@@ -281,9 +283,8 @@ def gqa(builder: Builder, plan: Plan) -> Mixer:
         heads * size if family.query_gate or keys.flag("attn_output_gate") or keys.flag("attention_output_gate") else 0
     )
     k, v = (0, 0) if plan.shares_kv else (kv * size, 0 if no_values else kv * value)
-    parts = [(f"{at}q_proj", heads * size + gate), (f"{at}k_proj", k), (f"{at}v_proj", v)]
-    if builder.format(f"{at}qkv_proj") != builder.format(f"{at}q_proj"):
-        parts = [(f"{at}qkv_proj", sum(n for _, n in parts))]
+    fused = f"|{at}qkv_proj"
+    parts = [(f"{at}q_proj{fused}", heads * size + gate), (f"{at}k_proj{fused}", k), (f"{at}v_proj{fused}", v)]
     inputs = builder.width * hidden
     projections = list(builder.fused("qkv", inputs, parts, bias=bias))
     if len(projections) == 1 and k:
@@ -443,10 +444,11 @@ def gated_delta(builder: Builder, plan: Plan) -> Mixer:
     k_size, v_size = keys.whole("linear_key_head_dim"), keys.whole("linear_value_head_dim")
     kernel = keys.whole("linear_conv_kernel_dim", default=4, maximum=1024)
     key, value = k_heads * k_size, v_heads * v_size
-    qkvz = [("linear_attn.in_proj_qkv", 2 * key + value), ("linear_attn.in_proj_z", value)]
+    fused = "|linear_attn.in_proj_qkvz"
+    qkvz = [(f"linear_attn.in_proj_qkv{fused}", 2 * key + value), (f"linear_attn.in_proj_z{fused}", value)]
     projections = (
         *builder.fused("in_qkvz", hidden, qkvz),
-        builder.one("in_ba", hidden, 2 * v_heads, "linear_attn.in_proj_b"),
+        builder.one("in_ba", hidden, 2 * v_heads, "linear_attn.in_proj_b|linear_attn.in_proj_ba"),
         builder.one("out", value, hidden, "linear_attn.out_proj", split="row"),
     )
     state = v_heads * k_size * v_size + (2 * key + value) * (kernel - 1)
@@ -553,9 +555,9 @@ def gated_pair(builder: Builder, name: str, module: str, size: int, *, bias: boo
     gate, up, down = matrices or builder.family.matrices
     inputs = inputs or builder.hidden
     if builder.family.gated:
-        first = builder.fused(
-            f"{name}_gate_up", inputs, [(f"{module}.{gate}", size), (f"{module}.{up}", size)], bias=bias
-        )
+        fused = f"|{module}.gate_up_proj"
+        parts = [(f"{module}.{gate}{fused}", size), (f"{module}.{up}{fused}", size)]
+        first = builder.fused(f"{name}_gate_up", inputs, parts, bias=bias)
     else:
         first = (builder.one(f"{name}_up", inputs, size, f"{module}.{up}", bias=bias),)
     return (*first, builder.one(f"{name}_down", size, inputs, f"{module}.{down}", split="row", bias=bias))
@@ -632,7 +634,7 @@ def moe_ffn(builder: Builder, plan: Plan) -> FeedForward:
         per_token=chosen,
         inputs=latent or hidden,
         intermediate=size,
-        format=_mean([builder.format(f"{module}experts.0.{name}", "expert") for name in names]),
+        format=_mean([builder.format(f"{module}experts.0.{name}|{module}experts.{name}", "expert") for name in names]),
         gated=family.gated,
         bias=family.expert_bias,
         router=builder.one("router", hidden, count, f"{module}{family.router}", split="none", part="plain",

@@ -60,10 +60,10 @@ class Patterns:
         self.names: set[str] = set()
         self.layers: dict[int, list[re.Pattern[str]]] = {}  # wildcards that name one layer
         self.general: list[re.Pattern[str]] = []
-        self.names_layers = False  # whether two layers may differ
+        self.singled_out: set[int] = set()  # layers named one by one; all others are alike
+        self.alike = True  # False when layers may differ in another way, too
         for pattern in patterns:
-            if any(c.isdigit() for c in pattern):
-                self.names_layers = True
+            self._note_layers(pattern)
             if pattern.startswith("re:"):
                 self.general.append(_compile(pattern[3:], where))
             elif "*" in pattern or "?" in pattern:
@@ -73,6 +73,15 @@ class Patterns:
                 (self.layers.setdefault(int(layer[1]), []) if layer else self.general).append(compiled)
             else:
                 self.names.add(pattern)
+
+    def _note_layers(self, pattern: str) -> None:
+        """Note which layers a pattern tells apart. A number that is not plainly one layer's may be any layer's."""
+        expression = pattern.startswith("re:")
+        if not expression:
+            self.singled_out.update(int(n) for n in re.findall(r"\blayers\.(\d{1,6})(?=\.|$)", pattern))
+            pattern = re.sub(r"\blayers\.\d{1,6}(?=\.|$)", "", pattern)
+        if re.search(r"\d" if expression else r"(?<![A-Za-z_])\d", pattern):
+            self.alike = False
 
     def __bool__(self) -> bool:
         return bool(self.names or self.layers or self.general)
@@ -121,10 +130,10 @@ class Scheme:
     ignore: Patterns = NOTHING
     kv: Format | None = None
 
-    @property
-    def names_layers(self) -> bool:
-        """Whether layers that are otherwise alike may be stored differently."""
-        return self.ignore.names_layers or any(p.names_layers for p, _ in self.targets)
+    def layer_key(self, layer: int) -> int | None:
+        """A number by which layers that are otherwise alike may be stored differently; None for "like most"."""
+        every = (self.ignore, *(patterns for patterns, _ in self.targets))
+        return layer if any(not p.alike or layer in p.singled_out for p in every) else None
 
     def format(self, names: Sequence[str], layer: int | None = None, *, part: str = "linear") -> Format:
         """The format of the weight known by any of `names`.
