@@ -13,13 +13,12 @@ import argparse
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
 from specsim.derive import box_curves, fill, launch, scaled, small_classes
 from specsim.profiles import AllReduceCurve, Gpu, Launch, Profile, Source, SourceKind, dump_profile
-from specsim.tables import Imported, import_system
+from specsim.tables import Imported, import_system, release
 
 DATE = "2026-08"
 
@@ -212,11 +211,7 @@ _cache: dict[str, Imported] = {}
 
 def tables(system: str, l2_mb: float | None) -> Imported:
     if system not in _cache:
-        try:
-            release = version("aiconfigurator_core")
-        except PackageNotFoundError:  # unpacked, not installed
-            release = "0.12.0"
-        _cache[system] = import_system(system, l2_mb=l2_mb, date=DATE, reference=f"aiconfigurator_core {release}")
+        _cache[system] = import_system(system, l2_mb=l2_mb, date=DATE, reference=release())
     return _cache[system]
 
 

@@ -12,6 +12,7 @@ import importlib.util
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
@@ -87,6 +88,14 @@ def package_folder() -> Path:
     if found is None or not found.submodule_search_locations:
         raise InputError(f"package {PACKAGE} is not installed", mend="pip install aiconfigurator")
     return Path(next(iter(found.submodule_search_locations))) / "systems"
+
+
+def release() -> str:
+    """The package's name and version, for sources; without a version when it is unpacked, not installed."""
+    try:
+        return f"{PACKAGE} {metadata.version(PACKAGE)}"
+    except metadata.PackageNotFoundError:
+        return PACKAGE
 
 
 def systems() -> list[str]:

@@ -193,10 +193,10 @@ def _import_tables(
     system: str, base: Profile | None, date: str, options: dict[str, Any]
 ) -> tuple[Profile, dict[str, Any]]:
     from specsim.derive import from_tables
-    from specsim.tables import PACKAGE
+    from specsim.tables import PACKAGE, release
 
     l2_mb = base.gpu.l2_mb if base else options["l2_mb"]
-    profile, notes = from_tables(system, l2_mb=l2_mb, date=date, reference=options["reference"] or PACKAGE)
+    profile, notes = from_tables(system, l2_mb=l2_mb, date=date, reference=options["reference"] or release())
     if base is not None:
         fitted = {name: rate for name, rate in profile.operators.items() if rate.source.kind == "published"}
         curves = {(c.implementation, c.ranks, c.mode): c for c in base.allreduce}
@@ -249,7 +249,7 @@ def show(profile: Profile) -> None:
     out.print(table)
 
     if profile.allreduce:
-        heads = ["all-reduce", "ranks", "mode", *(f"{_size(b)} us" for b in SIZES), "+-", "source"]
+        heads = ["all-reduce, us", "ranks", "mode", *(_size(b) for b in SIZES), "+-", "source"]
         table = _table(*heads, right=(1, *range(3, 4 + len(SIZES))))
         for c in profile.allreduce:
             times = [latency_us(c, b) for b in SIZES]
@@ -293,7 +293,8 @@ def _table(*heads: str, right: tuple[int, ...] = ()) -> Any:
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for i, head in enumerate(heads):
-        table.add_column(head, justify="right" if i in right else "left", overflow="fold")
+        justify: Any = "right" if i in right else "left"
+        table.add_column(head, justify=justify, overflow="fold", no_wrap=i == 0)
     return table
 
 
