@@ -44,8 +44,8 @@ clean:
 REQUIREMENTS := pyproject.toml requirements-ci.txt
 
 $(BIN)/python:
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "specsim needs Python 3.10 or later: make PYTHON=python3.12 ...")'
-	$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "specsim needs Python 3.10 or later: make PYTHON=python3.12 ...")'
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "$(PYTHON) cannot make an environment: install its venv module"; exit 1; }
 
 $(VENV)/base.stamp: $(REQUIREMENTS) | $(BIN)/python
 	$(PIP) --editable .
