@@ -21,8 +21,10 @@ format: $(VENV)/dev.stamp
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-types: $(VENV)/dev.stamp
-	$(BIN)/mypy
+types: $(VENV)/dev.stamp  ## over the package as an install lays it out
+	@rm -rf .mypy_cache/src && mkdir -p .mypy_cache/src/specsim
+	@ln -s $(CURDIR)/specsim/* $(CURDIR)/hardware $(CURDIR)/calibration .mypy_cache/src/specsim/
+	MYPYPATH=.mypy_cache/src $(BIN)/mypy
 
 docs: $(VENV)/docs.stamp
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
