@@ -176,7 +176,7 @@ def model_from_config(
     """
     _check_depth(config, source or name)
     root = Keys(config, source or name)
-    if not config.get("hidden_size") and "quantization" in config and "producer" in config:
+    if "quantization" in config and not ({"hidden_size", "model_type", "architectures", *TEXT_CONFIGS} & set(config)):
         raise InputError(
             "is a quantisation config, not a model's", where=root.where, mend="give the config.json beside it"
         )
@@ -325,7 +325,8 @@ def _family(root: Keys, text: Keys) -> tuple[str, Family, list[str]]:
         short = re.sub(r"(Text|Flash)?(ForCausalLM|ForConditionalGeneration).*|Sparse.*|Model$", "", name).lower()
         if short in plain:
             return named or plain[short], FAMILIES[plain[short]], []
-    family = Family(moe="moe" in f"{named} {_architecture(root, text)}".lower())
+    gated = text.text("hidden_act") not in ("relu2", "xielu")
+    family = Family(moe="moe" in f"{named} {_architecture(root, text)}".lower(), gated=gated)
     shown = named or _architecture(root, text) or "none given"
     return named, family, [f"model type {shown[:60]!r} is not known; it is read by its keys as a Llama-like model"]
 
@@ -424,7 +425,7 @@ def _refuse_unread_experts(root: Keys, has_experts: bool) -> None:
         elif isinstance(value, int | float):
             matters = value > 1
         elif isinstance(value, str):
-            matters = bool(re.search(r"\d", value)) or (bool(value) and not has_experts)
+            matters = bool(re.fullmatch(r"[\d\s,;:-]+", value)) or (bool(value) and not has_experts)
         else:
             matters = isinstance(value, list) and any(not isinstance(v, int | float) or v > 1 for v in value)
         if matters:

@@ -49,6 +49,7 @@ _W123 = ("w1", "w3", "w2")
 _BLOCK_MOE = Family(moe=True, ffn="block_sparse_moe", matrices=_W123)
 _NEMOTRON_H = Family(gated=False, attention="mixer", ffn="mixer", root="backbone.layers")
 _PLAIN = Family()
+_UNGATED = Family(gated=False)
 
 FAMILIES: dict[str, Family] = {
     "llama": _PLAIN,
@@ -58,7 +59,7 @@ FAMILIES: dict[str, Family] = {
     "yi": _PLAIN,
     "exaone4": Family(qk_norm="head"),
     "seed_oss": _PLAIN,
-    "nemotron": Family(gated=False),
+    "nemotron": _UNGATED,
     "nemotron-nas": _PLAIN,
     "nemotron_h": _NEMOTRON_H,
     "mixtral": _BLOCK_MOE,
@@ -66,6 +67,17 @@ FAMILIES: dict[str, Family] = {
     "phi4": _PLAIN,
     "phimoe": _BLOCK_MOE,
     "smollm3": Family(tied=True),
+    "internlm2": _PLAIN,
+    "internlm3": _PLAIN,
+    "stablelm": _PLAIN,
+    "minicpm": _GEMMA,
+    "cohere": Family(tied=True, norms=1),
+    "cohere2": Family(tied=True, norms=1),
+    "starcoder2": _UNGATED,
+    "gpt_neox": _UNGATED,
+    "phi": _UNGATED,
+    "arcee": _UNGATED,
+    "apertus": Family(gated=False, qk_norm="head"),
     "olmo2": Family(qk_norm="full"),
     "olmo3": Family(qk_norm="full"),
     "olmoe": Family(qk_norm="full", moe=True),
@@ -79,6 +91,7 @@ FAMILIES: dict[str, Family] = {
     "qwen3_vl_text": _QWEN3,
     "qwen3_moe": Family(qk_norm="head", moe=True),
     "qwen3_vl_moe_text": Family(qk_norm="head", moe=True),
+    "qwen3_omni_moe_text": Family(qk_norm="head", moe=True),
     "qwen3_next": _QWEN_NEXT,
     "qwen3_5": _QWEN_NEXT,
     "qwen3_5_text": _QWEN_NEXT,
@@ -120,6 +133,7 @@ FAMILIES: dict[str, Family] = {
     "mimo_v2_flash": Family(moe=True),
     "bailing_moe": Family(moe=True),
     "bailing_moe_v2": Family(moe=True, qk_norm="head"),
+    "step3_text": Family(moe=True),
     "jamba": Family(attention="mamba", ffn="feed_forward", router="router"),
     "granite": _PLAIN,
     "granitemoe": Family(moe=True, ffn="block_sparse_moe"),
@@ -136,7 +150,7 @@ EXPERTS_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "experts_pe
 SHARED_COUNTS = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts", "num_shared_expert")
 SHARED_SIZES = ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size",
                 "share_expert_dim", "share_expert_dims")  # fmt: skip
-EXPERT_SIZES = ("moe_intermediate_size", "expert_intermediate_size", "expert_ffn_hidden_size")
+EXPERT_SIZES = ("moe_intermediate_size", "expert_intermediate_size", "expert_ffn_hidden_size", "moe_ffn_hidden_size")
 
 
 @dataclass(frozen=True)
@@ -231,7 +245,7 @@ class Builder:
             kind=label,
             attention=mixer.attention,
             mixer=mixer.projections,
-            ffn=dense.projections,
+            ffn=dense.projections + routed.projections,
             experts=routed.experts,
             norms=outer + mixer.norms,
             norm_parameters=outer * self.hidden + mixer.norm_parameters,
@@ -286,6 +300,8 @@ def gqa(builder: Builder, plan: Plan) -> Mixer:
     fused = f"|{at}qkv_proj"
     parts = [(f"{at}q_proj{fused}", heads * size + gate), (f"{at}k_proj{fused}", k), (f"{at}v_proj{fused}", v)]
     inputs = builder.width * hidden
+    if rank := keys.optional("share_q_dim"):  # Step-3: queries through a low rank that all heads share
+        parts[0] = (f"{at}q_proj", rank)
     projections = list(builder.fused("qkv", inputs, parts, bias=bias))
     if len(projections) == 1 and k:
         only = projections[0]
@@ -295,6 +311,8 @@ def gqa(builder: Builder, plan: Plan) -> Mixer:
             p if p.name == "q_proj" or not k else Projection(p.name, p.inputs, p.outputs, p.format, "column", bias, 1, p.outputs, kv)
             for p in projections
         ]  # fmt: skip
+    if rank:
+        projections.append(builder.one("q_b", rank, heads * size, f"{at}wq"))
     if keys.flag("use_head_wise_attn_gate"):
         projections.append(builder.one("head_gate", hidden, heads, f"{at}g_proj"))
     o_bias = keys.flag("attention_bias") and not family.qkv_bias and "glm4_moe" not in keys.text("model_type")
@@ -639,13 +657,19 @@ def moe_ffn(builder: Builder, plan: Plan) -> FeedForward:
         bias=family.expert_bias,
         router=builder.one("router", hidden, count, f"{module}{family.router}", split="none", part="plain",
                            bias=family.expert_bias),
-        shared=_shared(builder, module, size, latent),
+        shared=_shared(builder, module, size),
     )  # fmt: skip
+    around: tuple[Projection, ...] = ()
+    if latent:  # on the path of the routed experts, unlike shared ones
+        around = (
+            builder.one("latent_in", hidden, latent, f"{module}fc1_latent_proj", split="none"),
+            builder.one("latent_out", latent, hidden, f"{module}fc2_latent_proj", split="none"),
+        )
     extra = latent or 0 if keys.flag("latent_moe_use_norm") else 0
-    return FeedForward("moe", experts=experts, other_parameters=extra)
+    return FeedForward("moe", around, experts, extra)
 
 
-def _shared(builder: Builder, module: str, size: int, latent: int | None) -> tuple[Projection, ...]:
+def _shared(builder: Builder, module: str, size: int) -> tuple[Projection, ...]:
     keys, family, hidden = builder.keys, builder.family, builder.hidden
     count = keys.whole(*SHARED_COUNTS, default=family.shared_experts, minimum=0, maximum=65536)
     gated_output = bool(keys.optional("shared_expert_intermediate_size", minimum=0)) and not count
@@ -658,12 +682,6 @@ def _shared(builder: Builder, module: str, size: int, latent: int | None) -> tup
         found = gated_pair(builder, "shared", f"{module}{name}", width, matrices=matrices)
         if gated_output:
             found += (builder.one("shared_gate", hidden, 1, f"{module}shared_expert_gate", split="none", part="plain"),)
-    if latent:
-        found = (
-            builder.one("latent_in", hidden, latent, f"{module}fc1_latent_proj", split="none"),
-            builder.one("latent_out", latent, hidden, f"{module}fc2_latent_proj", split="none"),
-            *found,
-        )
     return found
 
 

@@ -34,7 +34,7 @@ DTYPES = {
     "float8_e4m3fn": FP8,
     "fp8": FP8,
 }
-METHODS = "fp8, fbgemm_fp8, compressed-tensors, modelopt, awq, gptq, auto-round, mxfp4, bitsandbytes"
+METHODS = "fp8, fbgemm_fp8, compressed-tensors, modelopt, awq, gptq, auto-round, mxfp4, mxfp8, bitsandbytes"
 
 
 def fp8_block(rows: int, columns: int) -> Format:
@@ -204,6 +204,8 @@ def read_scheme(config: Keys | None, base: Format, side: Keys | None = None, exp
         return _modelopt(config, base, kv, algorithm)
     if method in ("awq", "gptq", "auto-round", "auto-gptq", "intel/auto-round", "gptq-marlin", "awq-marlin"):
         return _integer_method(config, base, kv, method)
+    if method in ("mxfp8", "nvfp4"):
+        return Scheme(method, base, MXFP8 if method == "mxfp8" else NVFP4, None, (), _ignored(config), kv)
     if method == "mxfp4":
         return Scheme("mxfp4 (experts)", base, None, MXFP4, (), _ignored(config), kv)
     if method == "bitsandbytes":
@@ -296,6 +298,8 @@ def _compressed_format(weights: Keys, layout: str) -> Format:
 
 def _modelopt_format(keys: Keys, algorithm: str, group: int | None) -> Format:
     name = algorithm.upper()
+    if group is not None and group <= 0:
+        group = None
     if "NVFP4" in name:
         return Format("nvfp4", 4, 8 / (group or 16))
     if name.startswith(("MXFP4", "W4A8_MXFP4", "W4A16_MXFP4")):

@@ -52,6 +52,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], float, float]] = {
     "Qwen3-14B": (llama(5120, 40, 40, 8, 17408, 151936, model_type="qwen3", head_dim=128), 14.8, 14.8),
     "Seed-OSS-36B": (
         llama(5120, 64, 80, 8, 27648, 155136, model_type="seed_oss", head_dim=128, attention_bias=True), 36.15, 36.15),
+    "StarCoder2-15B": (llama(6144, 40, 48, 4, 24576, 49152, model_type="starcoder2"), 16, 16),
     "Phi-4": (llama(5120, 40, 40, 10, 17920, 100352, model_type="phi3"), 14.7, 14.7),
     "Phi-4-mini": (llama(3072, 32, 24, 8, 8192, 200064, model_type="phi3", tie_word_embeddings=True), 3.84, 3.84),
     "Gemma-2-9B": (
@@ -123,6 +124,10 @@ PUBLISHED: dict[str, tuple[dict[str, Any], float, float]] = {
               layer_types=[("sliding" if i % 4 else "full") + "_attention" for i in range(45)],
               num_experts_per_tok=8, moe_intermediate_size=1280, share_expert_dim=1280, n_shared_experts=1,
               first_k_dense_replace=3), 196, 11),
+    "Step-3 (text)": (
+        llama(7168, 61, 64, 1, 18432, 128815, model_type="step3_text", num_key_value_heads=None, head_dim=256,
+              num_attention_groups=1, share_q_dim=2048, moe_num_experts=48, moe_top_k=3, moe_intermediate_size=5120,
+              share_expert_dim=5120, moe_layers_enum=",".join(str(i) for i in range(4, 60))), 316, 38),
     "MiMo-V2-Flash": (
         llama(4096, 48, 64, 4, 16384, 152576, model_type="mimo_v2_flash", head_dim=192, v_head_dim=128,
               swa_num_key_value_heads=8, swa_head_dim=192, swa_v_head_dim=128, sliding_window=128,

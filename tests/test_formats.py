@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from specsim.configs import load_model, model_from_config
 from specsim.errors import InputError
@@ -287,3 +290,44 @@ def test_a_scheme_of_nothing_leaves_all_alone() -> None:
     assert scheme.format(["lm_head"]) == BF16
     assert scheme.label == "none"
     assert read_scheme(Keys({}, "x"), BF16).label == "none"
+
+
+JUNK = st.one_of(
+    st.none(), st.booleans(), st.integers(-3, 200), st.just(10**30), st.floats(), st.text(max_size=8),
+    st.lists(st.one_of(st.integers(-1, 130), st.text(max_size=4)), max_size=3),
+    st.dictionaries(st.text(max_size=4), st.one_of(st.integers(), st.text(max_size=4)), max_size=2),
+)  # fmt: skip
+DIALECTS: list[dict[str, Any]] = [
+    {**FP8, "modules_to_not_convert": ["lm_head"]},
+    {**compressed({"type": "int", "num_bits": 4, "group_size": 32, "symmetric": True}), "ignore": ["re:.*attn.*"],
+     "kv_cache_scheme": {"type": "float", "num_bits": 8}},
+    {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16, "exclude_modules": ["model.layers.0*"]},
+    {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION",
+     "quantized_layers": {"model.layers.0.mlp.up_proj": {"quant_algo": "NVFP4", "group_size": 16}}},
+    {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "modules_to_not_convert": ["v_proj"]},
+    {"quant_method": "gptq", "bits": 4, "group_size": 128, "dynamic": {"-:x": {}, "+:y": {"bits": 8}}, "lm_head": True},
+    {"quant_method": "bitsandbytes", "load_in_4bit": True},
+]  # fmt: skip
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_a_damaged_quantisation_is_read_or_refused(data: st.DataObject) -> None:
+    quantisation = copy.deepcopy(data.draw(st.sampled_from(DIALECTS)))
+    holder: Any = quantisation
+    for _ in range(data.draw(st.integers(1, 4))):  # a walk down to some value
+        keys = list(holder) if isinstance(holder, dict) else list(range(len(holder)))
+        key = data.draw(st.sampled_from(keys))
+        if isinstance(holder[key], dict | list) and holder[key] and data.draw(st.booleans()):
+            holder = holder[key]
+            continue
+        holder[key] = data.draw(JUNK)
+        break
+    side = {"quantization": quantisation} if data.draw(st.booleans()) else None
+    try:
+        model = read(MOE, None if side else quantisation, side_quant=side)
+    except InputError as error:
+        message = str(error)
+        assert "\n" not in message and len(message) < 600  # noqa: PT018
+        return
+    assert 0 < model.weight_bytes < 20 * model.total_parameters
