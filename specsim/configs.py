@@ -60,11 +60,12 @@ class Preset:
     """A config.json that ships with specsim. `drafts` are the presets that draft for it, the usual one first."""
 
     name: str
-    hf_id: str  # the repository on Hugging Face whose shape it has
+    hf_id: str  # the repository on Hugging Face whose shape it has; `same_shape` are others
     role: str  # target or draft
     drafts: tuple[str, ...] = ()
     mtp: bool = False  # has built-in next-token-prediction layers
     source: str = ""
+    same_shape: tuple[str, ...] = ()
 
 
 # --- finding ---
@@ -80,7 +81,7 @@ def list_presets() -> list[Preset]:
         mtp = any(text.get(k) for k in ("num_nextn_predict_layers", "num_mtp_modules", "mtp_num_hidden_layers"))
         role = "draft" if name in drafts else "target"
         found.append(Preset(name, config.get("_hf_id", ""), role, tuple(config.get("_drafts", ())), mtp,
-                            config.get("_source", "")))  # fmt: skip
+                            config.get("_source", ""), tuple(config.get("_same_shape", ()))))  # fmt: skip
     return sorted(found, key=lambda p: (p.role != "target", p.name.lower()))
 
 
@@ -136,16 +137,17 @@ def _locate(name_or_path: str) -> Path:
 
 
 def _preset_path(name: str) -> Path | None:
+    """The preset of that name, else the one with that Hugging Face id (with or without its owner), in any case."""
     wanted = name.lower()
     paths = sorted(PRESETS.glob("*.json"))
     for path in paths:
         if path.stem.lower() == wanted:
             return path
-    if "/" in name:
-        last = wanted.rsplit("/", 1)[-1]
-        for path in sorted(paths, key=lambda p: p.stem.lower() != last):
-            if str(read_json(path, "preset").get("_hf_id", "")).lower() == wanted:
-                return path
+    for path in paths:
+        config = read_json(path, "preset")
+        ids = [config.get("_hf_id", ""), *config.get("_same_shape", ())]
+        if wanted in {part.lower() for each in ids for part in (each, each.rsplit("/", 1)[-1]) if each}:
+            return path
     return None
 
 

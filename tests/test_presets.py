@@ -95,12 +95,18 @@ def test_default_drafts() -> None:
     assert default_draft("Mixtral-8x7B") is None
     assert default_draft("no-such-model") is None
     assert load_model("lightseekorg/kimi-k2.5-eagle3").name == "kimi-k2.5-eagle3"
+    assert load_model("meta-llama/llama-3.1-8b").name == load_model("Llama-3.1-8B-Instruct").name == "Llama-3.1-8B"
+
+
+def test_no_id_names_two_presets() -> None:
+    names = [n.lower() for p in ALL for n in {p.name, p.hf_id, *p.same_shape} if n]
+    assert len(names) == len(set(names))
 
 
 def test_presets_say_where_they_come_from_and_nothing_else() -> None:
     for path in PRESETS.glob("*.json"):
         config = json.loads(path.read_text())
-        assert {k for k in config if k.startswith("_")} <= {"_hf_id", "_source", "_drafts"}
+        assert {k for k in config if k.startswith("_")} <= {"_hf_id", "_source", "_drafts", "_same_shape"}
         assert path.stat().st_size < 8192
     assert load_config("kimi-k2.5")["_hf_id"] == "moonshotai/Kimi-K2.5"
 
