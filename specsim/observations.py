@@ -1,0 +1,283 @@
+"""`observe`: read what engines and tools leave behind, whatever it is, into records.
+
+    from specsim.observations import observe, contradictions
+    records = observe("server.log")            # or a benchmark file, a trace, http://localhost:30000
+
+The format is found by content, never by file name. A text may hold several formats: each line goes to the collectors
+until one takes it. A document is JSON read whole; a trace is streamed. Each record's `method` says which meanings were
+taken, `caveats` what to distrust; those that begin with "contradiction:" show a source that disagrees with itself.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from specsim.errors import InputError
+from specsim.observe_bench import read_object
+from specsim.observe_checks import CONTRADICTION, compare, make_record
+from specsim.observe_llama import LlamaLog
+from specsim.observe_metrics import Metrics
+from specsim.observe_read import Collector, Source, open_sources, scrub
+from specsim.observe_serving import ConsoleBench
+from specsim.observe_sglang import SglangLog
+from specsim.observe_trace import KernelClass, classify, kernels_table, looks_like_trace, read_trace
+from specsim.observe_vllm import VllmLog
+from specsim.records import Record
+
+__all__ = ["FORMATS", "KernelClass", "classify", "contradictions", "kernels_table", "observe"]
+
+# What is read, for the help text and the documentation.
+FORMATS = {
+    "SGLang server log": "decode and prefill lines since 0.4.4, launch settings",
+    "vLLM server log": "throughput and SpecDecoding lines, V0 and V1, launch settings",
+    "llama.cpp log": "llama-speculative, llama-server, ik_llama's table",
+    "/get_server_info": "SGLang's settings, accept length, step times",
+    "/metrics": "Prometheus text of SGLang, vLLM, llama.cpp",
+    "bench_serving": "SGLang JSON lines and console table",
+    "bench_one_batch_server, bench_speculative": "SGLang JSON lines",
+    "vllm bench serve": "JSON (ms or seconds) and console table, request metrics",
+    "GuideLLM, llm-inference-bench": "JSON",
+    "nccl-tests, nvbandwidth, p2pBandwidthLatencyTest": "their text",
+    "torch profiler": "Chrome traces, gz too, streamed",
+    "specsim.record/1": "records written by specsim",
+}
+MATCH_LIMIT = 1 << 18  # of a log line, the part that is matched
+MAX_TOOL_LINES = 50_000
+_TOOL_HINT = re.compile(r"#|P2P|nvb|mem|^\s*(?:\[\d+\]\s*)?\d+ ")
+_TOOL = re.compile(
+    r"#\s*nThread|algbw\s+busbw|P2P Connectivity Matrix|P2P \(Peer-to-Peer\)|^nvbandwidth Version|memcpy .*\(row\)"
+    r"|^\s*(?:\[\d+\]\s*)?\d+\s+\d+\s+\w+\s+(?:sum|prod|min|max|avg)\s+-?\d+"
+)
+
+
+def observe(where: str | Path) -> list[Record]:
+    """Records of a file, `-` (standard input) or an http(s) address; a bare server address gives all that it publishes.
+
+    Raises InputError, naming file and place, when nothing in it can be read; WorkError when a server does not answer.
+    """
+    records: list[Record] = []
+    for source in open_sources(str(where)):
+        records += _read(source)
+    return records
+
+
+def contradictions(records: Sequence[Record]) -> list[str]:
+    """Where sources disagree with themselves, and where arms differ in more than speculation."""
+    own = [f"{r.source}: {c}" for r in records for c in r.caveats if c.startswith(CONTRADICTION)]
+    return list(dict.fromkeys(own)) + compare(records)
+
+
+def _read(source: Source) -> list[Record]:
+    head = source.head()
+    start = next(source.texts(), "")[: len(head)].lstrip("\ufeff \t\r\n\0")
+    if looks_like_trace(start):
+        records = read_trace(source)
+    elif start.startswith("{") or re.match(r'\[\s*[{\["]', start):
+        records = _read_json(source, start)
+    else:
+        records = _read_lines(source)
+    if not records:
+        why = f" ({source.caveats[0].removeprefix(source.name + ': ')})" if source.caveats else ""
+        raise InputError(
+            f"holds nothing of a known format{why}",
+            where=source.name,
+            mend="`specsim observe --help` lists what is read",
+        )
+    records[0].caveats += [c for c in source.caveats if c not in records[0].caveats]
+    return records
+
+
+def _read_json(source: Source, start: str) -> list[Record]:
+    """A document; JSON lines when the first line is an object by itself; the good part when it is cut off."""
+    line = start.split("\n", 1)
+    if len(line) == 2 and line[1].strip() and _parses(line[0]):
+        return _read_lines(source)
+    text = source.text()
+    try:
+        return _from_document(source, json.loads(text), "")
+    except RecursionError:
+        raise InputError("is nested too deeply", where=source.name) from None
+    except ValueError as problem:
+        place = (
+            f"line {problem.lineno}, column {problem.colno}"
+            if isinstance(problem, json.JSONDecodeError)
+            else "a number"
+        )
+        reason = getattr(problem, "msg", "of too many digits")
+    if records := _read_lines(source):
+        return records
+    kept = salvage(text)
+    if kept is not None and (records := _from_document(source, kept, "")):
+        source.note(f"{place}: the JSON breaks here ({reason}); the part before is used")
+        return records
+    if looks_like_trace(text[: 16 << 20]):
+        return read_trace(source)
+    raise InputError(
+        f"is not JSON that can be read: {reason}", where=f"{source.name}, {place}", mend="give the whole file"
+    )
+
+
+def _parses(line: str) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],]', re.DOTALL)
+
+
+def salvage(text: str) -> Any:
+    """The part of a cut-off JSON document before its last complete element, None when there is none."""
+    stack: list[str] = []
+    cut, closers = -1, ""
+    for match in _TOKEN.finditer(text):
+        token = match.group()
+        if token in "{[":
+            stack.append("}" if token == "{" else "]")
+            if len(stack) > 500:
+                return None
+        elif token in "}]":
+            if not stack or stack.pop() != token:
+                break
+            cut, closers = match.end(), "".join(reversed(stack))
+        elif token == "," and stack:
+            cut, closers = match.start(), "".join(reversed(stack))
+    while cut > 0:
+        try:
+            return json.loads(text[:cut] + closers)
+        except (ValueError, RecursionError):
+            return None
+    return None
+
+
+def _from_document(source: Source, document: Any, place: str) -> list[Record]:
+    """Records of a parsed document: one object, or a list of them."""
+    if isinstance(document, list):
+        records = []
+        for i, item in enumerate(document[:100_000]):
+            records += _from_object(source, item, f"entry {i + 1}")
+        return records
+    return _from_object(source, document, place)
+
+
+def _from_object(source: Source, item: Any, place: str) -> list[Record]:
+    if isinstance(item, dict) and item.get("schema") == "specsim.record/1":
+        try:
+            return [Record.model_validate(scrub(item))]
+        except ValidationError as problem:
+            first = problem.errors()[0]
+            key = ".".join(map(str, first["loc"]))
+            source.note(f"{place or 'the document'}: record is not valid at {key}: {first['msg']}")
+            return []
+    if (
+        isinstance(item, dict)
+        and item.get("schema") == "specsim.observations/1"
+        and isinstance(item.get("records"), list)
+    ):
+        return [r for i, row in enumerate(item["records"]) for r in _from_object(source, row, f"record {i + 1}")]
+    return read_object(source, item, place)
+
+
+class _JsonLines:
+    """Lines that are JSON objects: benchmark results, appended one a run."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.found: list[Record] = []
+
+    def feed(self, number: int, line: str) -> bool:
+        """Take a line that begins with a brace."""
+        text = line.strip()
+        if not text.startswith('{"'):
+            return False
+        try:
+            item = json.loads(text)
+        except (ValueError, RecursionError) as problem:
+            reason = getattr(problem, "msg", type(problem).__name__)
+            self.source.note(f"line {number}: is not whole JSON ({reason}); it and others like it were skipped")
+            return True
+        found = _from_object(self.source, item, f"line {number}")
+        if not found:
+            self.source.note(f"line {number}: a JSON object of no known format; it and others like it were skipped")
+        self.found += found
+        return True
+
+    def records(self) -> list[Record]:
+        """What the lines gave."""
+        return self.found
+
+
+class _Tools:
+    """Text of nccl-tests, nvbandwidth and p2pBandwidthLatencyTest, handed to the importer of hardware profiles."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.lines: dict[int, str] = {}
+
+    def feed(self, number: int, line: str) -> bool:
+        """Take all lines from a tool's first line on."""
+        if not self.lines and (not _TOOL_HINT.search(line[:120]) or not _TOOL.search(line)):
+            return False
+        if number <= MAX_TOOL_LINES:
+            self.lines[number] = line[:2000]
+        return True
+
+    def records(self) -> list[Record]:
+        """One record with a sample a row."""
+        if not self.lines:
+            return []
+        from specsim.importers import read_tool
+
+        text = "\n".join(self.lines.get(i, "") for i in range(1, max(self.lines) + 1))
+        try:
+            found = read_tool(text, self.source.name)
+        except InputError as problem:
+            self.source.note(str(problem).removeprefix(f"{self.source.name}: "))
+            return []
+        environment = {"gpu": found.device or None, "ranks": found.ranks, "in_graph": found.in_graph, **found.figures}
+        samples = [
+            {
+                "operator": "allreduce",
+                "bytes": r.size,
+                "ranks": found.ranks,
+                "us": r.microseconds,
+                "in_graph": found.in_graph,
+            }
+            for r in found.rows
+        ]
+        return [
+            make_record(
+                self.source,
+                found.tool,
+                samples=samples,
+                method=["time of one call in us; bytes a rank"] if samples else ["medians over pairs of GPUs"],
+                caveats=found.notes,
+                environment=scrub({k: v for k, v in environment.items() if v is not None}),
+            )
+        ]
+
+
+def _read_lines(source: Source) -> list[Record]:
+    """Feed each line to the collectors until one takes it."""
+    collectors: list[Collector] = [
+        SglangLog(source),
+        _JsonLines(source),
+        ConsoleBench(source),
+        VllmLog(source),
+        Metrics(source),
+        LlamaLog(source),
+        _Tools(source),
+    ]
+    for number, line in source.lines():
+        short = line if len(line) <= MATCH_LIMIT or line.startswith("{") else line[:MATCH_LIMIT]
+        for collector in collectors:
+            if collector.feed(number, short):
+                break
+    return [record for collector in collectors for record in collector.records()]
