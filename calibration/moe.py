@@ -1,7 +1,8 @@
 """Routed experts: the fused path from routing to sum, at the target's real shapes.
 
-What: seconds of one call: alignment, gate and up, activation, down, weighted sum. bf16 and fp8 through Triton kernels
-of our own; INT4 (group 32) through SGLang's Marlin path when sglang is importable. Against: bytes, which are distinct
+What: seconds of one call: alignment, gate and up, activation, down, weighted sum. Through SGLang's fused Triton experts
+(bf16, fp8 with 128 x 128 scales) and its Marlin path (INT4, group 32) when sglang is importable; else bf16 and fp8 through
+Triton kernels of our own (one scale an expert). The sample's `kernel` says which. Against: bytes, which are distinct
 experts touched x bytes of one expert plus the rows', and flops. Units: seconds, bytes, flops.
 Routing is uniform at random, or skewed (Zipf 1): every call of the chain has its own draw, so weights come from memory.
 Shapes are the caller's: hidden, intermediate (of one rank), experts, top_k.
@@ -9,8 +10,11 @@ Shapes are the caller's: hidden, intermediate (of one rank), experts, top_k.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 from specsim.calibration.context import Case, Context, Measurement
@@ -41,7 +45,7 @@ def cases(context: Context) -> list[Case]:
 
         if torch.cuda.get_device_capability() >= (8, 9):
             kinds.append("fp8")
-        if importlib.util.find_spec("sglang") and importlib.util.find_spec("sgl_kernel"):
+        if _sglang_here():
             kinds.append("int4")
     rows = (1, 4, 16, 48, 128) if context.quick else (1, 2, 3, 4, 8, 16, 32, 48, 64, 128)
     found = []
@@ -69,6 +73,10 @@ def _case(kind: str, shape: dict[str, int], rows: int, routing: str) -> Case:
     )
 
 
+def _sglang_here() -> bool:
+    return bool(importlib.util.find_spec("sglang") and importlib.util.find_spec("sgl_kernel"))
+
+
 def _row_bytes(p: dict[str, Any]) -> float:
     return float(p["rows"] * p["top_k"] * (2 * p["hidden"] + 3 * p["intermediate"]) * 2.0)
 
@@ -88,7 +96,12 @@ def run(context: Context, case: Case) -> Measurement:
     calls = [path(x, d.to(device=context.device, dtype=torch.int32)) for d in draws]
     measured = in_graph(context, calls)
     each = 3.0 * p["hidden"] * p["intermediate"] * BYTES[kind]
-    extras = {**measured.extras, "distinct": distinct, "bytes": distinct * each + _row_bytes(p)}
+    extras = {
+        **measured.extras,
+        "kernel": context.cache["moe_kernel"],
+        "distinct": distinct,
+        "bytes": distinct * each + _row_bytes(p),
+    }
     return Measurement(measured.seconds, measured.calls, measured.narrow, extras)
 
 
@@ -104,8 +117,7 @@ def _path(context: Context, kind: str, p: dict[str, Any]) -> Path:
             import torch
 
             torch.cuda.empty_cache()
-        make = _plain if not context.gpu else _marlin if kind == "int4" else _triton
-        context.cache["moe_path"] = make(context, kind, p)
+        context.cache["moe_path"], context.cache["moe_kernel"] = _choose(context, kind, p)
         context.cache["moe_key"] = key
     path: Path = context.cache["moe_path"]
     return path
@@ -135,25 +147,105 @@ def reference(x: Any, ids: Any, route: Any, up: Any, down: Any) -> Any:
     return out
 
 
-def _plain(context: Context, kind: str, p: dict[str, Any]) -> Path:
+@dataclass(frozen=True)
+class Weights:
+    """up [experts, 2 x intermediate, hidden], down [experts, hidden, intermediate]; each times its scale is the real value."""
+
+    up: Any
+    down: Any
+    scale_up: float
+    scale_down: float
+
+    def error(self, path: Path, x: Any, ids: Any) -> float:
+        """Relative error of a path's output for equal weights of the chosen experts."""
+        import torch
+
+        got = path(x, ids)().float()
+        route = torch.full(ids.shape, 1.0 / ids.shape[1], device=x.device)
+        want = reference(x, ids, route, _Real(self.up, self.scale_up), _Real(self.down, self.scale_down))
+        return float((got - want).norm() / want.norm())
+
+
+class _Real:
+    """Weights as the floats they stand for, one expert at a time."""
+
+    def __init__(self, weights: Any, scale: float) -> None:
+        self.weights, self.scale = weights, scale
+
+    def __getitem__(self, e: int) -> Any:
+        return self.weights[e].float() * self.scale
+
+
+def _choose(context: Context, kind: str, p: dict[str, Any]) -> tuple[Path, str]:
+    """The engine's kernels where they work and are right, else our own, with the name for the samples."""
+    if kind == "int4":
+        return _marlin(context, p), "sglang marlin"
     import torch
 
-    up = _weights(context, p["experts"], 2 * p["intermediate"], p["hidden"], kind)
-    down = _weights(context, p["experts"], p["hidden"], p["intermediate"], kind)
-    return lambda x, ids: lambda: reference(x, ids, torch.ones(ids.shape) / ids.shape[1], up, down)
+    hidden, inner = p["hidden"], p["intermediate"]
+    up = _weights(context, p["experts"], 2 * inner, hidden, kind)
+    down = _weights(context, p["experts"], hidden, inner, kind)
+    scaled = kind == "fp8"
+    weights = Weights(up, down, hidden**-0.5 if scaled else 1.0, inner**-0.5 if scaled else 1.0)
+    if not context.gpu:
+        return lambda x, ids: lambda: reference(x, ids, torch.ones(ids.shape) / ids.shape[1], up, down), "torch"
+    x = torch.randn(3, hidden, device=context.device, dtype=torch.bfloat16)
+    ids = torch.stack([torch.randperm(p["experts"])[: p["top_k"]] for _ in range(3)]).to(context.device, torch.int32)
+    note = ""
+    for name, make in (("sglang triton", _sglang), ("own triton", _triton)):
+        if name.startswith("sglang") and not _sglang_here():
+            continue
+        try:
+            path = make(context, kind, p, weights)
+            error = weights.error(path, x, ids)
+            if error < (0.25 if scaled else 0.02):
+                return path, name + note
+            raise RuntimeError(f"wrong result: relative error {error:.3g}")
+        except Exception as error:  # any failure of a foreign package means: not usable
+            if name == "own triton":
+                raise
+            note = f" ({name} cannot be used: {type(error).__name__}: {error})"[:200]
+    raise AssertionError("the last path returns or raises")
 
 
-def _triton(context: Context, kind: str, p: dict[str, Any]) -> Path:
+def _sglang(context: Context, kind: str, p: dict[str, Any], weights: Weights) -> Path:
+    """SGLang's fused experts, called as its Triton runner does, outside a server: one rank, no symmetric memory."""
+    import torch
+    from sglang.srt.runtime_context import get_context
+
+    module: Any = importlib.import_module("sglang.srt.layers.moe.moe_runner.triton_utils.fused_moe")
+    if "sglang_arguments" not in context.cache:
+        context.cache["sglang_arguments"] = get_context().override_server_args()
+        context.cache["sglang_arguments"].install()
+        module.get_tp_group = lambda: SimpleNamespace(world_size=1)
+        module.is_allocation_symmetric = lambda: False
+    options: dict[str, Any] = {"filter_expert": False}
+    if kind == "fp8":
+        for name, w, scale in (
+            ("w1_scale", weights.up, weights.scale_up),
+            ("w2_scale", weights.down, weights.scale_down),
+        ):
+            blocks = (w.shape[0], -(-w.shape[1] // 128), -(-w.shape[2] // 128))
+            options[name] = torch.full(blocks, scale, device=context.device, dtype=torch.float32)
+        options |= {"use_fp8_w8a8": True, "block_shape": [128, 128]}
+
+    def path(x: Any, ids: Any) -> Callable[[], Any]:
+        route = torch.full(ids.shape, 1.0 / p["top_k"], device=context.device, dtype=torch.float32)
+        return lambda: module.fused_experts_impl(x, weights.up, weights.down, route, ids, **options)
+
+    return path
+
+
+def _triton(context: Context, kind: str, p: dict[str, Any], weights: Weights) -> Path:
     import torch
     import triton
     from specsim.calibration import kernels
 
     hidden, inner, experts, top_k = p["hidden"], p["intermediate"], p["experts"], p["top_k"]
-    up = _weights(context, experts, 2 * inner, hidden, kind)
-    down = _weights(context, experts, hidden, inner, kind)
+    up, down = weights.up, weights.down
     dtype, device = up.dtype, context.device
-    scale_up = torch.full((experts,), hidden**-0.5 if kind == "fp8" else 1.0, device=device)
-    scale_down = torch.full((experts,), inner**-0.5 if kind == "fp8" else 1.0, device=device)
+    scale_up = torch.full((experts,), weights.scale_up, device=device)
+    scale_down = torch.full((experts,), weights.scale_down, device=device)
     processors = torch.cuda.get_device_properties(device).multi_processor_count
 
     def tile(n: int, k: int, active: int) -> tuple[int, int]:
@@ -210,30 +302,12 @@ def _triton(context: Context, kind: str, p: dict[str, Any]) -> Path:
             kernels.sum_experts[(rows, triton.cdiv(hidden, 1024))](y, out, n_active, hidden, TOP_K=top_k, BLOCK=1024)
             return out
 
-        key = f"moe_checked_{kind}_{hidden}_{inner}"
-        if key not in context.cache and rows <= 16:
-            got = call().float()
-            want = reference(x, ids, route.view(rows, top_k), _Real(up, scale_up), _Real(down, scale_down))
-            error = float((got - want).norm() / want.norm())
-            if not error < (0.25 if kind == "fp8" else 0.02):
-                raise RuntimeError(f"wrong result: relative error {error:.3g}")
-            context.cache[key] = error
         return call
 
     return path
 
 
-class _Real:
-    """Weights as the floats they stand for, one expert at a time."""
-
-    def __init__(self, weights: Any, scale: Any) -> None:
-        self.weights, self.scale = weights, scale
-
-    def __getitem__(self, e: int) -> Any:
-        return self.weights[e].float() * self.scale[e]
-
-
-def _marlin(context: Context, kind: str, p: dict[str, Any]) -> Path:
+def _marlin(context: Context, p: dict[str, Any]) -> Path:
     """SGLang's fused Marlin experts (INT4, symmetric, group 32, bf16 scales) on random weights in its layout."""
     import torch
     from sglang.srt.layers.moe.fused_moe_triton.fused_marlin_moe import fused_marlin_moe

@@ -71,6 +71,7 @@ class Outcome:
     environment: dict[str, Any]
     health: dict[str, Any] | None
     troubles: list[str]
+    interrupted: bool = False
 
 
 def stages(plan: Plan) -> list[Stage]:
@@ -124,7 +125,10 @@ def prepare(plan: Plan, *, resume: bool) -> None:
 
 
 def run(plan: Plan, report: Callable[[Progress], None], trouble: Callable[[str], None]) -> Outcome:
-    """Run all stages. Raises WorkError when nothing could be measured or the disk is full; Ctrl-C passes through."""
+    """Run all stages. Raises WorkError when nothing could be measured or the disk is full.
+
+    Ctrl-C ends the workers and gives what is there, marked `interrupted`; it passes through when there is nothing.
+    """
     todo = stages(plan)
     setting = Setting(
         plan.folder, plan.cpu, plan.quick, plan.shapes, plan.allow_multicast, plan.node, plan.nodes, plan.master
@@ -147,14 +151,22 @@ def run(plan: Plan, report: Callable[[Progress], None], trouble: Callable[[str],
         elif (progress := clock.tick()) is not None:
             report(progress)
 
-    for number, stage in enumerate(todo):
-        clock.stage = number
-        troubles += run_stage(stage, setting, event, number=number)
+    interrupted = False
+    try:
+        for number, stage in enumerate(todo):
+            clock.stage = number
+            troubles += run_stage(stage, setting, event, number=number)
+    except KeyboardInterrupt:
+        interrupted = True
+        troubles.append("interrupted: not all was measured")
     found = results(plan.folder)
+    if interrupted and not any(r["status"] == "done" for r in found):
+        raise KeyboardInterrupt
     if not any(r["status"] == "done" for r in found):
         first = troubles[0] if troubles else next((r["error"] for r in found), "no measurement ran")
         raise WorkError(f"nothing could be measured: {first} (logs in {plan.folder / 'logs'})")
-    return Outcome(found, environment(plan, todo, box, clock.samples), box.document() if box else None, troubles)
+    surroundings = environment(plan, todo, box, clock.samples)
+    return Outcome(found, surroundings, box.document() if box else None, troubles, interrupted)
 
 
 def environment(

@@ -47,7 +47,9 @@ def run(context: Context, case: Case) -> Measurement:
     rows = case.params["rows"]
     maker: Any = {"norm": _norm, "tiny": _tiny, "router": _router}[case.operator]
     call = maker(torch, context, rows, **{k: v for k, v in case.params.items() if k != "rows"})
-    return in_graph(context, [call] * 64)
+    measured = in_graph(context, [call] * 64)
+    kernel = context.cache.get("norm_kernel", "torch") if case.operator == "norm" else "own" if context.gpu else "torch"
+    return Measurement(measured.seconds, measured.calls, measured.narrow, {**measured.extras, "kernel": kernel})
 
 
 def _norm(torch: Any, context: Context, rows: int, width: int) -> Any:
@@ -71,9 +73,27 @@ def _norm(torch: Any, context: Context, rows: int, width: int) -> Any:
     def launch() -> None:
         add_rms_norm[(rows,)](x, residual, weight, out, width, 1e-6, BLOCK=block, num_warps=8)
 
+    engine = _engine_norm()
+    if engine is not None:
+        mine, other = x.clone(), residual.clone()
+        engine(mine, other, weight, 1e-6)
+        _check(mine, want)
+        context.cache["norm_kernel"] = "sgl_kernel"
+        return lambda: engine(mine, other, weight, 1e-6)
     launch()
     _check(out, want)
+    context.cache["norm_kernel"] = "own triton"
     return launch
+
+
+def _engine_norm() -> Any:
+    """sgl_kernel's fused add and RMSNorm, in place, where it can be imported."""
+    try:
+        from sgl_kernel import fused_add_rmsnorm
+
+        return fused_add_rmsnorm
+    except Exception:  # any failure of a foreign package means: not usable
+        return None
 
 
 def _tiny(torch: Any, context: Context, rows: int, width: int) -> Any:

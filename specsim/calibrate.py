@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from specsim.errors import InputError
 from specsim.profiles import AllReduceCurve, Gpu, Launch, OperatorRate, Profile, Source
 from specsim.records import Record
 
@@ -205,7 +206,7 @@ def build(
     fitted = fits(samples, bandwidth, peak)
     curves = _curves(samples, source)
     taken = [] if cpu else [p for p in published if p.gpu.name == gpu.name]
-    operators, assumed = _operators(fitted, bandwidth, source, taken)
+    operators, assumed = _operators(fitted, bandwidth, source, taken, _kernels(samples))
     if nvlink and not no_p2p and not cpu:
         curves += _published_curves(taken, curves, ranks)
     launch, launch_assumed = _launch(samples, curves, source)
@@ -228,10 +229,27 @@ def build(
     )  # fmt: skip
     record = Record(
         kind="calibration", name=name, date=date, source=command, hardware=name,
-        environment={**_plain(environment), "health": _plain(health or {})}, samples=[_plain(dict(r)) for r in results], caveats=warnings,
+        environment={
+            **_plain(environment), "health": _plain(health or {}),
+            "plan": {"ranks": ranks, "cpu": cpu, "no_p2p": no_p2p, "quick": quick, "nvlink": nvlink},
+        }, samples=[_plain(dict(r)) for r in results], caveats=warnings,
         method="seconds a call; chains in CUDA graphs less an empty graph, weights rotated beyond twice the L2; see docs/calibration.md",
     )  # fmt: skip
     return Result(profile, record, fitted, warnings)
+
+
+def rebuild(record: Record, published: Sequence[Profile] = ()) -> Result:
+    """The profile and record again from a calibration's record, with this release's fits. Raises InputError for another."""
+    plan = record.environment.get("plan")
+    if record.kind != "calibration" or not isinstance(plan, dict):
+        raise InputError(
+            "is not the record of a calibration", where=record.name, mend="give a *.record.json of specsim calibrate"
+        )
+    environment = {k: v for k, v in record.environment.items() if k not in ("plan", "health")}
+    return build(
+        record.name, record.samples, environment, **plan, health=record.environment.get("health"), date=record.date,
+        command=record.source, published=published,
+    )  # fmt: skip
 
 
 def _gpu(results: Sequence[Sample], environment: Mapping[str, Any], source: Source) -> tuple[Gpu, float, float]:
@@ -277,8 +295,21 @@ def _slow_gpus(results: Sequence[Sample]) -> list[str]:
     return found
 
 
+def _kernels(samples: Sequence[Sample]) -> dict[str, str]:
+    """The kernels that served each class, as the benchmarks name them."""
+    found: dict[str, set[str]] = {}
+    for s in samples:
+        if s["extras"].get("kernel"):
+            found.setdefault(s["operator"], set()).add(str(s["extras"]["kernel"]))
+    return {name: " and ".join(sorted(kernels)) for name, kernels in found.items()}
+
+
 def _operators(
-    fitted: Mapping[str, Fit], bandwidth: float, source: Source, published: Sequence[Profile]
+    fitted: Mapping[str, Fit],
+    bandwidth: float,
+    source: Source,
+    published: Sequence[Profile],
+    kernels: Mapping[str, str],
 ) -> tuple[dict[str, OperatorRate], list[str]]:
     operators = {
         name: OperatorRate(
@@ -287,7 +318,7 @@ def _operators(
             peak_tflops=_digits(f.flops_per_s / 1e12, 4) if f.flops_per_s else None,
             source=source.model_copy(update={"kind": "fitted"}) if f.held else source,
             relative_uncertainty=min(3.0, round(max(f.scatter, SMALLEST_UNCERTAINTY), 3)),
-            note=f.note,
+            note=f.note + (f"; kernel: {kernels[name]}" if name in kernels else ""),
         )
         for name, f in fitted.items()
     }

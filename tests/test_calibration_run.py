@@ -151,6 +151,9 @@ def test_two_ranks_end_to_end(tmp_path: Path) -> None:
     assert record["schema"] == "specsim.record/1"
     assert record["samples"][0]["seconds"]
     assert (tmp_path / "p.svg").stat().st_size > 1000
+    again = calibrate("--refit", document["record"], "-o", tmp_path / "again.yaml", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert (tmp_path / "again.yaml").read_text() == Path(document["profile"]).read_text()
     assert record["environment"]["settings"]["NCCL_NVLS_ENABLE"] == "0"
     assert workers(out) == []
 
@@ -182,6 +185,9 @@ def test_interrupt_leaves_no_process_and_resume_measures_the_rest_only(tmp_path:
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 130, errors
     assert "--resume" in errors
+    partial = load_profile(str(out / "2x-cpu.yaml"))
+    assert any("interrupted" in c for c in json.loads((out / "2x-cpu.record.json").read_text())["caveats"])
+    assert partial.cpu
     assert workers(out) == []
     before = {p.name: p.stat().st_mtime_ns for p in (out / "done").glob("*.json")}
     assert before

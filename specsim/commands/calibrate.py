@@ -14,6 +14,7 @@ from specsim.commands.common import console, json_option, note, print_json
 if TYPE_CHECKING:
     from specsim.calibrate import Result
     from specsim.calibration.session import Outcome, Plan, Progress
+    from specsim.profiles import Profile
 
 
 @click.command()
@@ -60,6 +61,11 @@ if TYPE_CHECKING:
     help="Draw each class's residuals into this file (png, svg or pdf).",
 )
 @click.option(
+    "--refit",
+    type=click.Path(dir_okay=False),
+    help="Measure nothing: fit a calibration's record (NAME.record.json) again.",
+)
+@click.option(
     "--allow-multicast",
     is_flag=True,
     help="Let NCCL create NVLink multicast objects. Harmful on hosts that others share.",
@@ -89,6 +95,9 @@ def command(**options: Any) -> None:
     """
     import signal
 
+    if options["refit"]:
+        _refit(Path(options["refit"]), options)
+        return
     plan, name = _plan(options)
     from specsim.calibration import session
 
@@ -100,13 +109,15 @@ def command(**options: Any) -> None:
         outcome = session.run(plan, meter.report, meter.trouble)
     except KeyboardInterrupt:
         meter.close()
-        note(f"interrupted; what was measured is in {plan.folder}: run the same line with --resume")
+        note("interrupted before anything was measured")
         sys.exit(130)
     finally:
         meter.close()
-    if plan.node:
-        return
-    _finish(plan, name, outcome, options, time.monotonic() - started)
+    if plan.node == 0:
+        _finish(plan, name, outcome, options, time.monotonic() - started)
+    if outcome.interrupted:
+        note(f"interrupted; what was measured is in {plan.folder}: run the same line with --resume for the rest")
+        sys.exit(130)
 
 
 def _plan(options: dict[str, Any]) -> tuple[Plan, str]:
@@ -167,18 +178,49 @@ def _shapes(options: dict[str, Any], ranks: int) -> dict[str, Any]:
 
 
 def _finish(plan: Plan, name: str, outcome: Outcome, options: dict[str, Any], seconds: float) -> None:
-    from specsim.calibrate import build, plot
-    from specsim.files import write_atomically
-    from specsim.profiles import dump_profile, list_profiles, load_profile
+    from specsim.calibrate import build
 
     topology = (outcome.health or {}).get("topology") or {}
     result = build(
         name, outcome.results, outcome.environment, ranks=plan.ranks, cpu=plan.cpu, no_p2p=plan.no_p2p, quick=plan.quick,
         nvlink=bool(topology) and all(v.startswith("NV") for v in topology.values()), health=outcome.health,
-        troubles=outcome.troubles, command=_command_line(),
-        published=() if plan.cpu else [load_profile(known) for known in list_profiles()],
+        troubles=outcome.troubles, command=_command_line(), published=_published(),
     )  # fmt: skip
-    target = Path(options["output"] or plan.folder / f"{name}.yaml")
+    _write(result, Path(options["output"] or plan.folder / f"{name}.yaml"), options, seconds)
+
+
+def _refit(path: Path, options: dict[str, Any]) -> None:
+    from pydantic import ValidationError
+
+    from specsim.calibrate import rebuild
+    from specsim.errors import InputError
+    from specsim.files import read_text
+    from specsim.records import Record
+
+    try:
+        record = Record.model_validate_json(read_text(path, "calibration record", limit=2**28))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        key = ".".join(str(part) for part in first["loc"]) or "record"
+        raise InputError(
+            f"{key}: {first['msg']}", where=str(path), mend="give a *.record.json of specsim calibrate"
+        ) from None
+    name = path.name.removesuffix(".json").removesuffix(".record")
+    target = Path(options["output"] or path.with_name(f"{name}.yaml"))
+    _write(rebuild(record, _published()), target, options, 0.0)
+
+
+def _published() -> list[Profile]:
+    from specsim.profiles import list_profiles, load_profile
+
+    return [load_profile(known) for known in list_profiles()]
+
+
+def _write(result: Result, target: Path, options: dict[str, Any], seconds: float) -> None:
+    from specsim.calibrate import plot
+    from specsim.files import write_atomically
+    from specsim.profiles import dump_profile
+
     record = target.with_name(f"{target.stem}.record.json")
     write_atomically(target, dump_profile(result.profile))
     write_atomically(record, result.record.model_dump_json(by_alias=True, indent=1, exclude_none=True))
@@ -186,18 +228,23 @@ def _finish(plan: Plan, name: str, outcome: Outcome, options: dict[str, Any], se
         plot(result, Path(options["plot_file"]))
     for warning in result.warnings:
         note(f"warning: {warning}")
-    if options["as_json"]:
-        print_json(
-            {
-                "schema": "specsim.calibration/1", "profile": str(target), "record": str(record), "seconds": round(seconds, 1),
-                "measured": sum(r["status"] == "done" for r in outcome.results), "failed": sum(r["status"] != "done" for r in outcome.results),
-                "operators": {k: v.model_dump(exclude_none=True) for k, v in result.profile.operators.items()},
-                "allreduce": [c.model_dump() for c in result.profile.allreduce], "launch": result.profile.launch.model_dump(),
-                "warnings": result.warnings,
-            }
-        )  # fmt: skip
-    else:
+    if not options["as_json"]:
         _show(result, target, record, seconds)
+        return
+    profile, samples = result.profile, result.record.samples
+    document: dict[str, Any] = {
+        "schema": "specsim.calibration/1",
+        "profile": str(target),
+        "record": str(record),
+        "seconds": round(seconds, 1),
+        "measured": sum(s["status"] == "done" for s in samples),
+        "failed": sum(s["status"] != "done" for s in samples),
+        "operators": {k: v.model_dump(exclude_none=True) for k, v in profile.operators.items()},
+        "allreduce": [c.model_dump() for c in profile.allreduce],
+        "launch": profile.launch.model_dump(),
+        "warnings": result.warnings,
+    }
+    print_json(document)
 
 
 def _command_line() -> str:
