@@ -44,10 +44,6 @@ class Stage:
     environment: dict[str, str] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
 
-    @property
-    def prefix(self) -> str:
-        return ""
-
 
 @dataclass(frozen=True)
 class Setting:
@@ -70,22 +66,44 @@ Event = Callable[[str, dict[str, Any]], None]
 def run_stage(stage: Stage, setting: Setting, event: Event, *, number: int = 0) -> list[str]:
     """Run a stage to its end and return the troubles met, as sentences. Raises WorkError when the disk is full.
 
-    event(kind, details) is called with "poll" several times a second and with "trouble". Leaves no process behind, whatever ends it.
+    event(kind, details) is called with "poll" several times a second and with "trouble". Leaves no process behind,
+    whatever ends it. On several nodes the first one leads: the others wait for its files in the shared folder.
     """
+    over = setting.folder / "stages" / f"{stage.name}.over"
+    if setting.node > 0 and stage.ranks == 1:
+        return []  # single-rank stages run on the first node
     troubles: list[str] = []
-    for attempt in range(MOST_ATTEMPTS):
-        skip = sorted(finished(setting.folder))
-        trouble = _attempt(stage, setting, skip, number * MOST_ATTEMPTS + attempt, event)
-        if trouble is None:
-            return troubles
-        text, key = trouble
-        troubles.append(text)
-        event("trouble", {"text": text})
-        if not key:  # it did not get as far as a case: trying again would end the same way
-            return troubles
-        _record_failure(setting.folder, stage, key, text)
-    troubles.append(f"{stage.name}: given up after {MOST_ATTEMPTS} attempts")
-    return troubles
+    try:
+        for attempt in range(MOST_ATTEMPTS):
+            path = setting.folder / "stages" / f"{stage.name}.{attempt}.json"
+            if setting.node == 0:
+                _write_stage(path, stage, setting)
+            elif not _appears(path, over, event):
+                return troubles
+            trouble = _attempt(stage, setting, path, number * MOST_ATTEMPTS + attempt, event)
+            if trouble is None:
+                return troubles
+            text, key = trouble
+            troubles.append(text)
+            event("trouble", {"text": text})
+            if not key:  # it did not get as far as a case: trying again would end the same way
+                return troubles
+            _record_failure(setting.folder, stage, key, text)
+        troubles.append(f"{stage.name}: given up after {MOST_ATTEMPTS} attempts")
+        return troubles
+    finally:
+        if setting.nodes > 1 and setting.node == 0:
+            write_atomically(over, "")
+
+
+def _appears(path: Path, over: Path, event: Event) -> bool:
+    """Wait until the first node begins an attempt (True) or has ended the stage (False)."""
+    while not path.exists():
+        if over.exists():
+            return False
+        time.sleep(0.1)
+        event("poll", {})
+    return True
 
 
 def finished(folder: Path) -> set[str]:
@@ -102,23 +120,23 @@ def results(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _attempt(stage: Stage, setting: Setting, skip: list[str], turn: int, event: Event) -> tuple[str, str] | None:
-    """None when all ranks ended well, else (what went wrong, key of the case or "")."""
-    folder = setting.folder
+def _write_stage(path: Path, stage: Stage, setting: Setting) -> None:
+    """What the workers need to know, before they start."""
+    for old in setting.folder.glob(f"{stage.name}.rank*.json"):
+        old.unlink(missing_ok=True)
     document = {
-        "name": stage.name, "folder": str(folder), "measures": list(stage.measures), "cpu": setting.cpu,
-        "quick": setting.quick, "shapes": setting.shapes, "skip": skip, "prefix": stage.prefix,
+        "name": stage.name, "folder": str(setting.folder), "measures": list(stage.measures), "cpu": setting.cpu,
+        "quick": setting.quick, "shapes": setting.shapes, "skip": sorted(finished(setting.folder)),
         "options": stage.options, "start_timeout_s": setting.start_timeout_s,
     }  # fmt: skip
-    path = folder / "stages" / f"{stage.name}.json"
     write_atomically(path, dumps(document))
-    for old in folder.glob(f"{stage.name}.rank*.json"):
-        old.unlink(missing_ok=True)
-    per_node = stage.ranks // setting.nodes if setting.nodes > 1 and stage.ranks > 1 else stage.ranks
-    if setting.nodes > 1 and stage.ranks == 1 and setting.node > 0:
-        return None  # single-rank stages run on the first node
-    first = setting.node * per_node if stage.ranks > 1 else 0
-    with _workers(stage, setting, path, first, per_node, turn) as processes:
+
+
+def _attempt(stage: Stage, setting: Setting, path: Path, turn: int, event: Event) -> tuple[str, str] | None:
+    """None when all ranks of this node ended well, else (what went wrong, key of the case or "")."""
+    count = stage.ranks // setting.nodes if stage.ranks > 1 else 1
+    first = setting.node * count
+    with _workers(stage, setting, path, first, count, turn) as processes:
         return _watch(stage, setting, processes, first, event)
 
 

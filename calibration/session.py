@@ -102,6 +102,8 @@ def stages(plan: Plan) -> list[Stage]:
 
 def prepare(plan: Plan, *, resume: bool) -> None:
     """Make or check the work folder. On resume, failed cases are forgotten, so that they are tried again."""
+    if plan.node > 0:
+        return  # the first node leads
     path = plan.folder / "plan.json"
     known = finished(plan.folder)
     if known and not resume:
@@ -117,11 +119,12 @@ def prepare(plan: Plan, *, resume: bool) -> None:
             where=str(path),
             mend="give the same, or another --out",
         )
-    if plan.node == 0:
-        write_atomically(path, dumps(document))
-        for result in results(plan.folder):
-            if result["status"] != "done":
-                (plan.folder / "done" / f"{result['key']}.json").unlink(missing_ok=True)
+    for old in (plan.folder / "stages").glob("*"):
+        old.unlink(missing_ok=True)
+    write_atomically(path, dumps(document))
+    for result in results(plan.folder):
+        if result["status"] != "done":
+            (plan.folder / "done" / f"{result['key']}.json").unlink(missing_ok=True)
 
 
 def run(plan: Plan, report: Callable[[Progress], None], trouble: Callable[[str], None]) -> Outcome:
@@ -234,7 +237,7 @@ class _Clock:
         for number, stage in enumerate(self.todo):
             with contextlib.suppress(OSError, ValueError, KeyError):
                 cases = json.loads((self.plan.folder / f"{stage.name}.cases.json").read_text())["cases"]
-                estimates |= {stage.prefix + c["key"]: float(c["estimate_s"]) for c in cases}
+                estimates |= {c["key"]: float(c["estimate_s"]) for c in cases}
                 left += START_S[self.plan.cpu] * (number > self.stage)
                 continue
             left += START_S[self.plan.cpu] + {"one": 60.0, "all": 45.0}.get(stage.name, 6.0) * (

@@ -66,7 +66,7 @@ def _run(context: Context, stage: dict[str, Any], reporter: Reporter) -> int:
         reporter.state("starting", f"connecting {n} ranks", timeout_s=120.0)
         groups(context, n)
     for module, case in planned:
-        key = f"{stage['prefix']}{case.key}"
+        key = case.key
         if key in skip or context.rank >= case.ranks:
             continue
         reporter.state("running", case.size, timeout_s=case.timeout_s, key=key)

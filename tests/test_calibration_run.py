@@ -240,3 +240,28 @@ def test_nothing_creates_multicast_objects_unless_asked() -> None:
         "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
         "NVSHMEM_DISABLE_NVLS": "1",
     }
+
+
+def test_two_nodes_share_a_folder(tmp_path: Path) -> None:
+    """Two launchers on this machine, one rank each, as on two nodes."""
+    from specsim.calibration.launch import free_port
+
+    out, master = tmp_path / "out", f"127.0.0.1:{free_port()}"
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0"}
+    line = command("--ranks", 2, "--nnodes", 2, "--master", master, "--only", "peak,allreduce", "--out", out)
+    nodes = [
+        subprocess.Popen(
+            [*line, "--node-rank", str(i)],
+            cwd=tmp_path,
+            env=environment,
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
+        )
+        for i in range(2)
+    ]
+    for node in nodes:
+        _, errors = node.communicate(timeout=120)
+        assert node.returncode == 0, errors
+    assert {c.ranks for c in load_profile(str(out / "2x-cpu.yaml")).allreduce} == {2}
+    assert workers(out) == []

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--name", help="The profile's name, e.g. 1x-h200. Default: GPUs and kind.")
+@click.option("--name", help="The profile's name, e.g. 1x-h200. Default: 8x-gpu and the like.")
 @click.option(
     "--out",
     type=click.Path(file_okay=False),
