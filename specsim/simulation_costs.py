@@ -1,0 +1,338 @@
+"""What a simulated server is: its step times as tables of the one cost model, and the rules of its scheduler.
+
+A step of the simulator needs one number, so the vectorised cost model is evaluated once on a grid and interpolated:
+
+    decode or cycle   exact in the batch; piecewise linear in the mean cached tokens a sequence (nodes: powers of
+                      sqrt 2, and where an attention window fills). Costs are linear in between, so this is exact but
+                      for the cell where an operator turns from memory- to compute-bound
+    prefill           piecewise linear in new tokens (each up to 256, then 2 % apart) and in the mean cached tokens
+                      that a row attends to, which is all that attention's work depends on
+    both in one step  prefill of all rows + what the cached tokens of the decoding sequences add (vLLM mixes; SGLang
+                      does not): prefill(P + B d) + step(B, context) - target pass(B, context 0)
+
+The error of the interpolation is below 0.5 % (tests/test_simulation.py). Times are whole picoseconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specsim.cycle import evaluate, target_pass
+from specsim.errors import InputError
+from specsim.forward import build, cost
+from specsim.machine import Machine, lift
+from specsim.memory import RESERVE, rank_kv_per_token, rank_state, rank_weights
+from specsim.models import Model
+from specsim.ops import Load
+from specsim.routing import UNIFORM, with_overlap
+from specsim.scenarios import Scenario
+
+Array = NDArray[np.float64]
+PS = 1e12  # picoseconds a second
+WIDEST_GRID = 2**18  # tokens: beyond, costs are extrapolated along their last segment
+POLICIES = ("prefill-first", "mixed")
+
+# Defaults of the engines: tokens of a prefill chunk by GPU memory (decimal GB, exclusive bound); SGLang
+# server_args.py, vLLM engine/arg_utils.py. Running requests without speculation: SGLang model_runner.py.
+SGLANG_CHUNK = ((35.0, 2048), (60.0, 4096), (160.0, 8192), (math.inf, 16384))
+VLLM_CHUNK = ((70.0, 2048), (math.inf, 8192))
+SGLANG_RUNNING = 4096
+SGLANG_PREFILL = 16384  # --max-prefill-tokens, the limit when chunks are off
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Step times of one server, picoseconds. `rows` a sequence has in a decode step: 1, or the draft tokens.
+
+    step[b, i]: one step of b sequences (0..max) with contexts[i] cached tokens each; base[b]: the target's pass in it at
+    no cached tokens. prefill[i, j]: prefill of tokens[i] rows that attend to reach[j] tokens each on average.
+    """
+
+    contexts: Array
+    step: Array
+    base: Array
+    tokens: Array
+    reach: Array
+    prefill: Array
+    rows: int = 1
+
+    @classmethod
+    def fixed(
+        cls, step_s: float, prefill_s: float = 0.0, prefill_token_s: float = 0.0, *, batch: int = 1, rows: int = 1
+    ) -> Costs:
+        """A server without a cost model: every step takes `step_s`, a prefill `prefill_s` + tokens x `prefill_token_s`."""
+        two = np.array([0.0, 1.0])
+        step = np.full((batch + 1, 2), round(step_s * PS), dtype=float)
+        prefill = np.repeat(np.rint((prefill_s + two * prefill_token_s) * PS)[:, None], 2, axis=1)
+        return cls(two, step, step[:, 0], two, two, prefill, rows)
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server to simulate. `survival[j]`: probability that at least j + 1 drafted tokens are accepted (none: decode).
+
+    policy: "prefill-first" (SGLang: a step prefills while requests wait, else decodes) or "mixed" (vLLM: every step
+    decodes, and prefills with the tokens left of its budget). chunk_tokens: rows of a prefill step at most. kv_tokens:
+    tokens that the KV cache holds. overlap: the next step is decided while one runs, so it cannot know how that ends.
+    prefix_rate: share of every prompt found in the prefix cache.
+    """
+
+    costs: Costs
+    policy: str
+    max_running: int
+    chunk_tokens: int
+    kv_tokens: int
+    overlap: bool = True
+    survival: tuple[float, ...] = ()
+    prefix_rate: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.policy not in POLICIES:
+            raise InputError(f"unknown policy {self.policy!r}", where="policy", mend=f"one of {', '.join(POLICIES)}")
+        for name, value in (
+            ("max running requests", self.max_running),
+            ("chunk tokens", self.chunk_tokens),
+            ("KV tokens", self.kv_tokens),
+        ):
+            if value < 1:
+                raise InputError(f"{value} {name}", where="server", mend="give 1 or more")
+        if not 0 <= self.prefix_rate < 1:
+            raise InputError(
+                f"{self.prefix_rate:g} is not in [0, 1)",
+                where="--prefix-rate",
+                mend="give the share of a prompt that is cached",
+            )
+        if self.max_running >= len(self.costs.step):
+            raise InputError(
+                f"has step times up to batch {len(self.costs.step) - 1}", where="server", mend="lower max_running"
+            )
+
+    @property
+    def accept_length(self) -> float:
+        """Mean tokens a decode step gives a sequence that has more to come."""
+        return 1.0 + sum(self.survival)
+
+
+def server_of(
+    s: Scenario,
+    machine: Machine,
+    *,
+    concurrency: int | None = None,
+    chunk_tokens: int | None = None,
+    overlap: bool | None = None,
+    prefix_rate: float = 0.0,
+    histogram: Iterable[float] | None = None,
+) -> Server:
+    """The server of a scenario (its batch and context play no part). `concurrency`: requests in flight at most.
+
+    `histogram`: how often a cycle gained 1, 2, ... tokens, as recorded; it replaces the scenario's acceptance. Raises
+    InputError without acceptance under speculation, and when the weights leave no room for a KV cache.
+    """
+    survival = acceptance_of(s, histogram)
+    sglang = s.engine.name == "sglang"
+    rows = 1 if s.method == "none" else int(s.draft_tokens.reshape(-1)[0])
+    chunk = chunk_tokens or default_chunk(s)
+    running = running_limit(s)
+    if not sglang:
+        running = min(running, max(1, chunk // rows))  # every running request's rows fit the token budget
+    running = running if concurrency is None else min(running, concurrency)
+    kv = kv_capacity(s, running)
+    running = min(running, kv)
+    on = not s.options.get("disable_overlap", False) if overlap is None else overlap
+    return Server(
+        costs=tables(s, machine, running, chunk),
+        policy="prefill-first" if sglang else "mixed",
+        max_running=running,
+        chunk_tokens=chunk,
+        kv_tokens=kv,
+        overlap=on,
+        survival=survival,
+        prefix_rate=prefix_rate,
+    )
+
+
+def acceptance_of(s: Scenario, histogram: Iterable[float] | None = None) -> tuple[float, ...]:
+    """P(at least 1, 2, ... drafted tokens are accepted) in one cycle; empty without speculation. Raises InputError."""
+    if s.method == "none":
+        return ()
+    steps, tokens = int(s.num_steps.reshape(-1)[0]), int(s.draft_tokens.reshape(-1)[0])
+    if histogram is not None:
+        counts = np.asarray(list(histogram), dtype=float)
+        most = min(steps, tokens - 1) + 1
+        if counts.size == 0 or np.any(~np.isfinite(counts) | (counts < 0)) or counts.sum() <= 0 or counts.size > most:
+            raise InputError(
+                f"{counts.size} counts cannot be read",
+                where="--accept-histogram",
+                mend=f"give how often 1 to {most} tokens were gained, not all 0",
+            )
+        return tuple(float(x) for x in counts[::-1].cumsum()[::-1][1:] / counts.sum())
+    if s.acceptance is None:
+        raise InputError(
+            "speculation needs an acceptance to simulate",
+            where="--accept-rate",
+            mend="give it, or --accept-length, --accept-histogram, or --method none",
+        )
+    return tuple(float(x) for x in np.atleast_1d(s.acceptance.survival(steps, s.topk, tokens)))
+
+
+def default_chunk(s: Scenario) -> int:
+    """Tokens of a prefill step at most: the engine's option, else its default for the GPU."""
+    if s.engine.name == "sglang":
+        size = s.options.get("chunked_prefill_size")
+        if size is not None:
+            return int(size) if size > 0 else SGLANG_PREFILL
+        return next(tokens for below, tokens in SGLANG_CHUNK if s.profile.gpu.memory_gb < below)
+    size = s.options.get("max_num_batched_tokens")
+    return int(size) if size else next(tokens for below, tokens in VLLM_CHUNK if s.profile.gpu.memory_gb < below)
+
+
+def running_limit(s: Scenario) -> int:
+    """Requests that the engine runs at once: its option, else its default."""
+    given = s.options.get("max_running_requests")
+    if given:
+        return int(given)
+    if s.engine.name == "sglang":
+        return (s.engine.running_cap_speculative or SGLANG_RUNNING) if s.method != "none" else SGLANG_RUNNING
+    tiers = s.engine.policy["graphs"]["max_num_seqs"]
+    return int(tiers["large" if s.profile.gpu.memory_gb * 1e9 / 2**20 >= tiers["large_from_mib"] else "small"])
+
+
+def kv_capacity(s: Scenario, running: int) -> int:
+    """Tokens that the KV cache of all attention groups holds. Raises InputError when the weights leave no room."""
+    if s.options.get("max_total_tokens"):
+        return int(s.options["max_total_tokens"])
+    models = [s.model] if s.draft is None else [s.model, s.draft]
+    capacity = s.profile.gpu.memory_gb * 1e9 * float(s.options.get("mem_fraction") or 1 - RESERVE)
+    weights = sum(rank_weights(m, s.parallel) for m in models)
+    state = math.ceil(running / s.parallel.dp) * sum(rank_state(m, s.parallel) for m in models)
+    left = capacity - weights - state
+    a_token = sum(rank_kv_per_token(m, s.parallel) for m in models)
+    if left <= a_token:
+        raise InputError(
+            f"{s.model.name} does not fit: {weights / 1e9:.1f} GB of weights and {state / 1e9:.1f} GB of states on a GPU of {s.profile.gpu.memory_gb:g} GB",
+            where="memory",
+            mend="raise --tp, or take another --hardware",
+        )
+    return min(int(left / a_token), 2**40) * s.parallel.dp if a_token else 2**40
+
+
+# --- tables ---------------------------------------------------------------------------------------------------------
+
+
+def prefill_seconds(s: Scenario, machine: Machine, tokens: Array, reach: Array) -> Array:
+    """Seconds of one eager prefill pass over `tokens` rows of one sequence, the drafter's pass and host time included.
+
+    reach: cached tokens that a row attends to on average, itself included: cached + (tokens + 1) / 2 for one sequence.
+    Only the last row goes through the head. Broadcasts.
+    """
+    tokens, reach = np.broadcast_arrays(np.asarray(tokens, dtype=float), np.asarray(reach, dtype=float))
+    routing = with_overlap(UNIFORM, machine.experts_overlap) if s.routing is None else s.routing
+    load = Load(np.ones(()), tokens, reach - (tokens + 1) / 2, None, routing)
+    seconds: Array = lift(machine.terms["decode_host_s"], load.ndim)
+    for model, fc in ((s.model, False), (s.draft, True)):
+        if model is not None:
+            p = build(model, s.parallel, s.engine, False, fc=fc, last_rows=True)
+            seconds = seconds + cost(p, load, machine, s.engine, s.network, graph=False).total
+    return np.asarray(seconds)
+
+
+def step_seconds(s: Scenario, machine: Machine, batch: Array, context: Array) -> Array:
+    """Seconds of one decode step, or of one cycle under speculation. Broadcasts."""
+    at = replace(s, batch=np.asarray(batch, dtype=float), context=np.asarray(context, dtype=float))
+    c = evaluate(at, machine)
+    return c.decode_s if s.method == "none" else c.cycle_s
+
+
+def tables(s: Scenario, machine: Machine, max_batch: int, chunk: int) -> Costs:
+    """The step times of a scenario for batches up to `max_batch` and prefill steps of up to `chunk` tokens."""
+    rows = 1 if s.method == "none" else int(s.draft_tokens.reshape(-1)[0])
+    widest = s.model.max_context or WIDEST_GRID
+    contexts = _nodes(widest, (limit - x for limit in _windows(s) for x in (1, (s.topk + 1) / 2, rows, (rows + 1) / 2)))
+    batches = np.arange(1.0, max_batch + 1)
+    step = step_seconds(s, machine, batches[:, None], contexts[None, :])
+    phase = "decode" if s.method == "none" else "verify"
+    at_zero = replace(s, batch=batches, context=np.zeros(()))
+    base = np.broadcast_to(target_pass(at_zero, machine, np.asarray(float(rows)), phase).total, (max_batch,))
+    most = chunk + (rows * max_batch if s.engine.name == "vllm" else 0)
+    tokens = np.unique(
+        np.concatenate(
+            [
+                np.arange(min(most, 256) + 1),
+                np.geomspace(256, max(most, 256), 2 + int(50 * math.log(max(most, 256) / 256))).round(),
+                [most],
+            ]
+        )
+    )
+    tokens = tokens[tokens <= most].astype(float)
+    reach = _nodes(widest, _windows(s))
+    prefill = prefill_seconds(s, machine, np.maximum(tokens, 1.0)[:, None], reach[None, :])
+
+    def ps(seconds: Array) -> Array:
+        return np.rint(seconds * PS)
+
+    return Costs(
+        contexts=contexts,
+        step=np.vstack([np.zeros(len(contexts)), ps(np.broadcast_to(step, (max_batch, len(contexts))))]),
+        base=np.concatenate([[0.0], ps(base)]),
+        tokens=tokens,
+        reach=reach,
+        prefill=ps(np.broadcast_to(prefill, (len(tokens), len(reach)))),
+        rows=rows,
+    )
+
+
+def _windows(s: Scenario) -> list[float]:
+    """Numbers of tokens at which an attention layer of target or draft stops reading more."""
+    models: list[Model] = [s.model] if s.draft is None else [s.model, s.draft]
+    attentions = [layer.attention for m in models for layer, _ in m.layers if layer.attention is not None]
+    found = {float(x) for a in attentions for x in (a.window, a.sparse_tokens) if x}
+    compressed = {float(a.sparse_tokens * a.compress) for a in attentions if a.sparse_tokens and a.compress > 1}
+    return sorted(found | compressed)
+
+
+def _nodes(widest: float, more: Iterable[float]) -> Array:
+    powers = 2.0 ** np.arange(4.0, math.log2(max(widest, 64)) + 0.5, 0.5)
+    return np.unique(np.concatenate([[0.0], powers.round(), [x for x in more if x > 0]]))
+
+
+# --- the limit ------------------------------------------------------------------------------------------------------
+
+
+def capacity(server: Server, input_tokens: float, output_tokens: float) -> float:
+    """Requests a second that the server completes at most, for requests of these mean sizes: a closed form.
+
+    One request needs its share of prefill, I new tokens at the speed of a full chunk, and (O - 1) / L steps of a batch
+    of b: 1 / rate = prefill + (O - 1) / L x step(b, I + O / 2) / b, at the batch b that makes it largest, up to what
+    the limit of running requests and the KV cache allow. A mixed step saves the pass that decode would have run alone.
+    """
+    c = server.costs
+    new = max(1.0, input_tokens * (1 - server.prefix_rate))
+    context = input_tokens + output_tokens / 2
+    b = np.arange(1, max(1, min(server.max_running, int(server.kv_tokens / (context + c.rows)))) + 1)
+    step = (
+        np.array([np.interp(context, c.contexts, row) for row in c.step[b]])
+        if len(b) < 64
+        else _interpolated(c, b, context)
+    )
+    chunk = min(server.chunk_tokens, c.tokens[-1])
+    pieces = new / chunk if new > chunk else 1 / max(1, int(chunk / new))  # prefill steps a request takes its share of
+    full = min(chunk, new * max(1, int(chunk / new)))
+    mean_reach = input_tokens - new + min(new, max(new, chunk)) / 2 + 0.5
+    column = np.array([np.interp(mean_reach, c.reach, row) for row in c.prefill])
+    prefill = pieces * float(np.interp(full, c.tokens, column))
+    decode = max(output_tokens - 1, 0.0) / server.accept_length * step / b
+    if server.policy == "mixed":  # at best every prefill row rides in a step that decodes anyway
+        decode = np.maximum(decode - pieces * c.base[b], 0.0)
+    seconds = float(np.min(prefill + decode)) / PS
+    return math.inf if seconds == 0 else 1 / seconds
+
+
+def _interpolated(c: Costs, b: NDArray[np.int64], context: float) -> Array:
+    i = int(np.clip(np.searchsorted(c.contexts, context) - 1, 0, len(c.contexts) - 2))
+    share = (context - c.contexts[i]) / (c.contexts[i + 1] - c.contexts[i])
+    return np.asarray(c.step[b, i] + share * (c.step[b, i + 1] - c.step[b, i]))

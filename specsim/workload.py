@@ -1,0 +1,340 @@
+"""Requests to simulate: when they arrive and how many tokens each has; drawn from a distribution or read from a trace.
+
+Requests come in blocks, so a trace of any size takes the memory of one block. Times are whole picoseconds, so that no
+sum of them depends on the order or the platform. Trace layouts (`LAYOUTS`) are recognised by their column names:
+
+    own         arrival_s, input_tokens, output_tokens (CSV or JSONL; seconds from any origin)
+    Azure       TIMESTAMP, ContextTokens, GeneratedTokens (CSV, 2023 and 2024; Azure/AzurePublicDataset)
+    BurstGPT    Timestamp, Request tokens, Response tokens (CSV, seconds; HPMLL/BurstGPT)
+    Mooncake    timestamp, input_length, output_length (JSONL, milliseconds; kvcache-ai/Mooncake)
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specsim.errors import InputError
+
+Ints = NDArray[np.int64]
+PS = 10**12  # picoseconds a second
+BLOCK = 32_768  # requests
+LAST = 8_000_000  # seconds: 92 days of whole picoseconds fit 63 bits
+MOST_TOKENS = 2**31
+
+
+@dataclass(frozen=True)
+class Requests:
+    """A block of requests in order of arrival: time (ps), prompt tokens and tokens to generate (each at least 1)."""
+
+    arrival: Ints
+    input_tokens: Ints
+    output_tokens: Ints
+
+    def __len__(self) -> int:
+        return len(self.arrival)
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Tokens of a request: uniform on the whole numbers from `ratio` x `most` to `most` (as bench_serving's range ratio)."""
+
+    most: int
+    ratio: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.most <= MOST_TOKENS:
+            raise InputError(f"{self.most} tokens a request", where="token counts", mend=f"give 1 to {MOST_TOKENS:,}")
+        if not 0 <= self.ratio <= 1:
+            raise InputError(
+                f"{self.ratio:g} is not in [0, 1]", where="--range-ratio", mend="1 makes all requests alike"
+            )
+
+    @property
+    def least(self) -> int:
+        return max(1, int(self.most * self.ratio))
+
+    @property
+    def mean(self) -> float:
+        return (self.least + self.most) / 2
+
+    def draw(self, generator: np.random.Generator, n: int) -> Ints:
+        """n independent lengths."""
+        return generator.integers(self.least, self.most, n, dtype=np.int64, endpoint=True)
+
+
+def synthetic(
+    count: int,
+    inputs: Lengths,
+    outputs: Lengths,
+    rate: float = math.inf,
+    *,
+    shape: float = 1.0,
+    seed: int = 0,
+) -> Iterator[Requests]:
+    """`count` requests; the first comes at 0, the gaps after it are Gamma distributed with mean 1 / `rate` seconds.
+
+    `shape` 1 is a Poisson process, smaller ones are burstier (the variation of the gaps is 1 / sqrt(shape)), and
+    infinity spaces requests evenly. An infinite `rate` lets all come at once. Raises InputError.
+    """
+    if count < 1:
+        raise InputError(f"{count} requests", where="--num-requests", mend="give 1 or more")
+    if not rate > 0:
+        raise InputError(f"{rate:g} is not a rate", where="--rate", mend="give requests a second, above 0")
+    if not shape > 0:
+        raise InputError(f"{shape:g} is not a shape", where="--burstiness", mend="give a number above 0; 1 is Poisson")
+    if count / rate > LAST:
+        raise InputError(
+            f"{count:,} requests at {rate:g} a second last too long", where="--rate", mend=f"stay below {LAST:,} s"
+        )
+    times, prompts, answers = (np.random.default_rng(s) for s in np.random.SeedSequence(seed).spawn(3))
+    return _draw(count, inputs, outputs, rate, shape, times, prompts, answers)
+
+
+def _draw(
+    count: int,
+    inputs: Lengths,
+    outputs: Lengths,
+    rate: float,
+    shape: float,
+    times: np.random.Generator,
+    prompts: np.random.Generator,
+    answers: np.random.Generator,
+) -> Iterator[Requests]:
+    now = 0
+    for first in range(0, count, BLOCK):
+        n = min(BLOCK, count - first)
+        if math.isinf(rate):
+            gaps = np.zeros(n)
+        elif math.isinf(shape):
+            gaps = np.full(n, 1 / rate)
+        elif shape == 1:
+            gaps = times.exponential(1 / rate, n)
+        else:
+            gaps = times.gamma(shape, 1 / (rate * shape), n)
+        if first == 0:
+            gaps[0] = 0.0
+        arrival = now + np.cumsum(np.rint(gaps * PS).astype(np.int64))
+        now = int(arrival[-1])
+        if now > LAST * PS:
+            raise InputError("the requests come too far apart", where="--rate", mend=f"stay below {LAST:,} s")
+        yield Requests(arrival, inputs.draw(prompts, n), outputs.draw(answers, n))
+
+
+# Traces
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A trace layout: its column names for arrival, input and output, and how an arrival becomes seconds."""
+
+    name: str
+    arrival: str
+    input_tokens: str
+    output_tokens: str
+    seconds: Callable[[Any], float]
+
+
+def _timestamp(text: Any) -> float:
+    """Seconds since 1970 of "2023-11-16 18:15:46.6805900" or "2024-05-10 00:00:00.009930+00:00"; UTC unless it says."""
+    text = str(text).strip()
+    head, _, tail = text.partition(".")
+    digits = len(tail) - len(tail.lstrip("0123456789"))
+    when = datetime.fromisoformat(head + (tail[digits:].replace("Z", "+00:00") if tail else ""))
+    if when.tzinfo is None:
+        when = when.replace(tzinfo=timezone.utc)
+    return when.timestamp() + (float("0." + tail[:digits]) if digits else 0.0)
+
+
+def _milliseconds(value: Any) -> float:
+    return float(value) / 1000
+
+
+LAYOUTS = (
+    Layout("specsim", "arrival_s", "input_tokens", "output_tokens", float),
+    Layout("Azure", "TIMESTAMP", "ContextTokens", "GeneratedTokens", _timestamp),
+    Layout("BurstGPT", "Timestamp", "Request tokens", "Response tokens", float),
+    Layout("Mooncake", "timestamp", "input_length", "output_length", _milliseconds),
+)
+
+
+class Trace:
+    """A trace file, read in blocks: iterate over it for `Requests` whose first arrives at 0.
+
+    `limit`: requests to read at most. `speed`: 2 makes arrivals come twice as fast. `spread_s`: times in the file are
+    whole multiples of so many seconds, and requests of one time are spread evenly at random over it (seeded). Rows
+    without input or output tokens are failed requests: left out and counted in `skipped`. Plain or .gz. The file's
+    head is read at once, so a wrong file raises InputError here; a bad row raises it while iterating.
+    """
+
+    def __init__(
+        self, path: Path, *, limit: int | None = None, speed: float = 1.0, spread_s: float = 0.0, seed: int = 0
+    ) -> None:
+        if not (math.isfinite(speed) and speed > 0):
+            raise InputError(f"{speed:g} is not a speed", where="--speed", mend="give a number above 0")
+        if not (math.isfinite(spread_s) and spread_s >= 0):
+            raise InputError(f"{spread_s:g} is not a time", where="--spread", mend="give seconds, 0 or more")
+        self.path, self.limit, self.speed, self.spread_s, self.seed = path, limit, speed, spread_s, seed
+        self.skipped = 0
+        with self._open() as file:
+            self.layout, self.is_json = self._recognise(file)
+
+    def __iter__(self) -> Iterator[Requests]:
+        self.skipped = 0
+        generator = np.random.default_rng(self.seed)
+        rows = self._rows()
+        done, before = 0, 0
+        while self.limit is None or done < self.limit:
+            block = self._block(rows, BLOCK if self.limit is None else min(BLOCK, self.limit - done), generator)
+            if block is None:
+                break
+            if self.spread_s:  # the last time of a block may go on in the next one
+                block = replace(block, arrival=np.maximum(block.arrival, before))
+                before = int(block.arrival[-1])
+            done += len(block)
+            yield block
+        if not done:
+            raise InputError("has no requests", where=str(self.path), mend="give a trace with at least one")
+
+    def _block(
+        self, rows: Iterator[tuple[float, int, int]], most: int, generator: np.random.Generator
+    ) -> Requests | None:
+        arrival: list[float] = []
+        inputs: list[int] = []
+        outputs: list[int] = []
+        for seconds, given, made in rows:
+            arrival.append(seconds)
+            inputs.append(given)
+            outputs.append(made)
+            if len(arrival) == most:
+                break
+        if not arrival:
+            return None
+        seconds_ = np.asarray(arrival)
+        if self.spread_s:
+            seconds_ = np.sort(seconds_ + generator.random(len(seconds_)) * self.spread_s)
+        ps = np.rint(seconds_ / self.speed * PS).astype(np.int64)
+        return Requests(ps, np.asarray(inputs, dtype=np.int64), np.asarray(outputs, dtype=np.int64))
+
+    def _open(self) -> TextIO:
+        try:
+            if self.path.suffix == ".gz":
+                return io.TextIOWrapper(gzip.open(self.path), encoding="utf-8-sig", newline="")
+            return open(self.path, encoding="utf-8-sig", newline="")
+        except FileNotFoundError:
+            raise InputError("no such trace", where=str(self.path), mend="check the path") from None
+        except (OSError, ValueError) as error:
+            raise InputError(
+                f"cannot be read: {error}", where=str(self.path), mend="check the path and its rights"
+            ) from None
+
+    def _recognise(self, file: TextIO) -> tuple[Layout, bool]:
+        try:
+            head = next((line for line in iter(lambda: file.readline(2**20), "") if line.strip()), "")
+        except (UnicodeDecodeError, OSError, EOFError) as error:
+            raise InputError(
+                f"is not a text file: {error}", where=str(self.path), mend="give a CSV or JSONL trace"
+            ) from None
+        if not head:
+            raise InputError("is empty", where=str(self.path), mend="give a trace with at least one request")
+        if head.lstrip().startswith("{"):
+            return self._layout(list(_object(head, self.path, 1)), "keys"), True
+        return self._layout([name.strip() for name in next(csv.reader([head]))], "columns"), False
+
+    def _layout(self, names: Sequence[str], what: str) -> Layout:
+        def wanted(layout: Layout) -> list[str]:
+            return [layout.arrival, layout.input_tokens, layout.output_tokens]
+
+        nearest = min(LAYOUTS, key=lambda layout: sum(name not in names for name in wanted(layout)))
+        missing = [name for name in wanted(nearest) if name not in names]
+        if missing:
+            raise InputError(
+                f"has no {what} {', '.join(missing)} (it has {', '.join(map(str, names[:12]))})",
+                where=str(self.path),
+                mend="layouts: " + "; ".join(f"{layout.name}: {', '.join(wanted(layout))}" for layout in LAYOUTS),
+            )
+        return nearest
+
+    def _rows(self) -> Iterator[tuple[float, int, int]]:
+        """(seconds from the first request, input tokens, output tokens) of each request with tokens."""
+        first: float | None = None
+        before = -math.inf
+        with self._open() as file:
+            for line, row in self._json_rows(file) if self.is_json else self._csv_rows(file):
+                arrival, given, made = self._values(row, line)
+                if arrival < before:
+                    raise InputError(
+                        f"{self.layout.arrival} goes back by {before - arrival:g} s",
+                        where=f"{self.path}, line {line}",
+                        mend="sort the trace by arrival",
+                    )
+                before = arrival
+                if given == 0 or made == 0:
+                    self.skipped += 1
+                    continue
+                first = arrival if first is None else first
+                if (arrival - first) / self.speed > LAST:
+                    raise InputError("lasts too long", where=f"{self.path}, line {line}", mend=f"stay below {LAST:,} s")
+                yield arrival - first, given, made
+
+    def _values(self, row: dict[str, Any], line: int) -> tuple[float, int, int]:
+        where, layout = f"{self.path}, line {line}", self.layout
+        try:
+            arrival = layout.seconds(row[layout.arrival])
+        except (KeyError, TypeError, ValueError):
+            raise InputError(
+                f"{layout.arrival} is {row.get(layout.arrival)!r}", where=where, mend="give a time"
+            ) from None
+        if not math.isfinite(arrival) or arrival < 0:
+            raise InputError(f"{layout.arrival} is {arrival:g}", where=where, mend="give a time of 0 or more")
+        return arrival, self._tokens(row, layout.input_tokens, where), self._tokens(row, layout.output_tokens, where)
+
+    def _tokens(self, row: dict[str, Any], name: str, where: str) -> int:
+        try:
+            tokens = float(row[name])
+        except (KeyError, TypeError, ValueError):
+            raise InputError(f"{name} is {row.get(name)!r}", where=where, mend="give a whole number") from None
+        if not 0 <= tokens <= MOST_TOKENS or tokens != int(tokens):
+            raise InputError(f"{name} is {tokens:g}", where=where, mend="give a whole number of 0 or more")
+        return int(tokens)
+
+    def _csv_rows(self, file: TextIO) -> Iterator[tuple[int, dict[str, Any]]]:
+        reader = csv.reader(file)
+        names = [name.strip() for name in next(row for row in reader if row)]
+        try:
+            for row in reader:
+                if row:
+                    yield reader.line_num, dict(zip(names, row, strict=False))
+        except (csv.Error, UnicodeDecodeError, EOFError, OSError) as error:
+            raise InputError(
+                f"cannot be read: {error}", where=f"{self.path}, line {reader.line_num + 1}", mend="correct that line"
+            ) from None
+
+    def _json_rows(self, file: TextIO) -> Iterator[tuple[int, dict[str, Any]]]:
+        try:
+            for number, text in enumerate(file, 1):
+                if text.strip():
+                    yield number, _object(text, self.path, number)
+        except (UnicodeDecodeError, EOFError, OSError) as error:
+            raise InputError(f"cannot be read: {error}", where=str(self.path), mend="give a JSONL trace") from None
+
+
+def _object(text: str, path: Path, line: int) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (json.JSONDecodeError, RecursionError):
+        raise InputError("is not JSON", where=f"{path}, line {line}", mend="give one object a line") from None
+    if not isinstance(value, dict):
+        raise InputError("is not a JSON object", where=f"{path}, line {line}", mend="give one object a line")
+    return value

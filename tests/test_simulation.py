@@ -1,0 +1,580 @@
+"""The simulator against theory, against the closed form, against its plain reference, and what must hold in any run."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from builders import dense, moe, scenario
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specsim.acceptance import Acceptance
+from specsim.commands.simulate import command
+from specsim.errors import InputError
+from specsim.metrics import BINS, Collector, bin_middles, bins_of, latency_of, latency_of_histogram
+from specsim.prediction import machine_of
+from specsim.scenarios import Scenario
+from specsim.simulation import check_rate, simulate
+from specsim.simulation_costs import (
+    Costs,
+    Server,
+    acceptance_of,
+    capacity,
+    kv_capacity,
+    prefill_seconds,
+    server_of,
+    step_seconds,
+    tables,
+)
+from specsim.simulation_reference import A1, A2, M1, M2, Reference, bin_of, prefill_time
+from specsim.workload import BLOCK, PS, Lengths, Requests, synthetic
+
+pytest.importorskip("numba", reason="the compiled kernel needs numba, which the dev extra installs")
+
+PLAIN = {"method": "none", "d": 1}
+
+
+def plain(**more: Any) -> Scenario:
+    """A dense model without speculation on the round box."""
+    return replace(scenario(**{**PLAIN, **more}), draft=None, num_steps=np.zeros(()))
+
+
+def speculative(rate: float = 0.6, **more: Any) -> Scenario:
+    return scenario(acceptance=Acceptance.constant(rate), **more)
+
+
+def requests(*rows: tuple[float, int, int]) -> list[Requests]:
+    """One block of (seconds, input tokens, output tokens)."""
+    seconds, given, made = zip(*rows, strict=True)
+    columns = [np.rint(np.asarray(seconds) * PS), np.asarray(given), np.asarray(made)]
+    return [Requests(*(c.astype(np.int64) for c in columns))]
+
+
+def queue(token_s: float) -> Server:
+    """One customer at a time, served for its prompt's tokens x `token_s`: a single-server queue."""
+    costs = Costs.fixed(0.0, 0.0, token_s)
+    return Server(costs, "prefill-first", 1, 2**40, 2**50, overlap=False)
+
+
+# Theory
+
+
+@pytest.mark.parametrize("load", [0.3, 0.6, 0.8])
+def test_m_d_1(load: float) -> None:
+    """Poisson arrivals, service of exactly 1 s: the mean wait is load / (2 (1 - load)) s (Pollaczek-Khinchine)."""
+    run = simulate(queue(0.001), synthetic(1_500_000, Lengths(1000), Lengths(1), rate=load, seed=1))
+    wait = run.metrics.latencies["queue_time"]
+    assert wait is not None
+    assert wait.mean / 1e3 == pytest.approx(load / (2 * (1 - load)), rel=0.01)
+    assert run.metrics.utilisation == pytest.approx(load, rel=0.01)
+
+
+@pytest.mark.parametrize("load", [0.3, 0.6])
+def test_m_m_1(load: float) -> None:
+    """Exponential service of mean 1 s: the mean wait is load / (1 - load) s; the queue holds load^2 / (1 - load)."""
+
+    def blocks(n: int) -> Iterator[Requests]:
+        sizes = np.random.default_rng(5)
+        for block in synthetic(n, Lengths(1), Lengths(1), rate=load, seed=2):
+            yield replace(
+                block, input_tokens=np.maximum(np.rint(sizes.exponential(1e6, len(block))), 1).astype(np.int64)
+            )
+
+    m = simulate(queue(1e-6), blocks(1_500_000)).metrics
+    wait = m.latencies["queue_time"]
+    assert wait is not None
+    assert wait.mean / 1e3 == pytest.approx(load / (1 - load), rel=0.01)
+    assert m.json()["mean_waiting"] == pytest.approx(load**2 / (1 - load), rel=0.01)
+
+
+def test_little_s_law() -> None:
+    """Requests in the system on average = arrival rate x mean time in it, in any run that starts and ends empty."""
+    server = server_of(plain(), machine_of(plain()))
+    m = simulate(server, synthetic(2000, Lengths(500, 0.2), Lengths(50, 0.2), rate=20.0)).metrics
+    e2e = m.latencies["e2e_latency"]
+    assert e2e is not None
+    assert m.json()["mean_running"] + m.json()["mean_waiting"] == pytest.approx(
+        e2e.mean / 1e3 * m.completed / m.duration_s, rel=0.02
+    )
+
+
+# The closed form
+
+
+def test_one_plain_request_is_the_closed_form() -> None:
+    """TTFT = one prefill of the prompt; then one decode step a token, at contexts I, I + 1, ... I + O - 2."""
+    s = plain()
+    machine = machine_of(s)
+    m = simulate(server_of(s, machine), requests((0, 700, 50))).metrics
+    first = float(prefill_seconds(s, machine, np.asarray(700.0), np.asarray(350.5)))
+    steps = step_seconds(s, machine, np.ones(()), np.arange(700.0, 749.0))
+    assert m.latencies["ttft"].mean == pytest.approx(first * 1e3, rel=1e-5)  # type: ignore[union-attr]
+    assert m.latencies["e2e_latency"].mean == pytest.approx((first + steps.sum()) * 1e3, rel=1e-5)  # type: ignore[union-attr]
+    assert m.latencies["tpot"].mean == pytest.approx(steps.mean() * 1e3, rel=1e-9)  # type: ignore[union-attr]
+    assert m.counters["decode_steps"] == 49 + 1  # under overlap one more step was sent off before the end was known
+
+
+def test_one_speculative_request_is_the_closed_form() -> None:
+    """Every draft accepted: d = 3 gives 3 tokens a cycle, so 31 tokens are a prefill and 10 cycles at I, I + 3, ..."""
+    s = speculative(1.0)
+    machine = machine_of(s)
+    m = simulate(server_of(s, machine), requests((0, 600, 31))).metrics
+    cycles = step_seconds(s, machine, np.ones(()), 600.0 + 3 * np.arange(10))
+    assert m.latencies["tpot"].mean * 30 == pytest.approx(cycles.sum() * 1e3, rel=1e-9)  # type: ignore[union-attr]
+    assert m.accept_length == 3.0
+    assert m.itl_chunk.mean == pytest.approx(3 * m.itl_token.mean)  # type: ignore[union-attr]
+
+
+def test_a_long_prompt_is_prefilled_in_chunks() -> None:
+    """2,500 tokens in chunks of 1,000: 1,000 after 0, 1,000 after 1,000, 500 after 2,000 cached tokens."""
+    s = plain()
+    machine = machine_of(s)
+    m = simulate(server_of(s, machine, chunk_tokens=1000), requests((0, 2500, 1))).metrics
+    tokens, cached = np.array([1000.0, 1000.0, 500.0]), np.array([0.0, 1000.0, 2000.0])
+    seconds = prefill_seconds(s, machine, tokens, cached + (tokens + 1) / 2).sum()
+    assert m.latencies["ttft"].mean == pytest.approx(seconds * 1e3, rel=1e-3)  # type: ignore[union-attr]
+    assert m.counters["prefill_steps"] == 3
+    assert m.latencies["tpot"] is None
+
+
+@pytest.mark.parametrize("engine", ["prefill-first", "mixed"])
+def test_a_saturated_server_gives_the_closed_form(engine: str) -> None:
+    """32 requests always in flight, answers long: throughput = 32 L / cycle(32, mean context)."""
+    s = speculative(0.6)
+    machine = machine_of(s)
+    server = replace(server_of(s, machine, concurrency=32), policy=engine)
+    m = simulate(server, synthetic(640, Lengths(16), Lengths(4000)), concurrency=32).metrics
+    assert s.acceptance is not None
+    length = float(s.acceptance.length(2))
+    cycle = float(step_seconds(s, machine, np.asarray(32.0), np.asarray(16 + 2000.0)))
+    assert m.accept_length == pytest.approx(length, rel=0.005)
+    inside = m.timeline.tokens_per_s[5 : -len(m.timeline.tokens_per_s) // 10]  # without filling and draining
+    assert inside.mean() == pytest.approx(32 * length / cycle, rel=0.01)
+    assert m.json()["max_concurrent_requests"] == 32
+
+
+def test_the_limit_is_what_a_saturated_server_does() -> None:
+    for engine in ("sglang", "vllm"):
+        s = speculative(0.6)
+        server = replace(
+            server_of(s, machine_of(s), concurrency=32), policy="prefill-first" if engine == "sglang" else "mixed"
+        )
+        m = simulate(server, synthetic(2000, Lengths(1000), Lengths(200)), concurrency=64).metrics
+        limit = capacity(server, 1000, 200)
+        assert 0.9 * limit < m.request_throughput < 1.02 * limit
+
+
+@given(
+    batch=st.integers(1, 48),
+    context=st.floats(0, 130_000),
+    d=st.integers(2, 9),
+    window=st.sampled_from([None, 500, 4096]),
+)
+@settings(max_examples=60, deadline=None)
+def test_interpolation_errs_below_half_a_percent_in_steps(
+    batch: int, context: float, d: int, window: int | None
+) -> None:
+    s = speculative(model=dense(window=window), d=d)
+    machine = machine_of(s)
+    costs = tables(s, machine, 48, 64)
+    exact = float(step_seconds(s, machine, np.asarray(float(batch)), np.asarray(context)))
+    assert np.interp(context, costs.contexts, costs.step[batch]) / 1e12 == pytest.approx(exact, rel=0.005)
+
+
+@given(tokens=st.integers(1, 8192), cached=st.integers(0, 60_000), tp=st.sampled_from([1, 8]), experts=st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_interpolation_errs_below_half_a_percent_in_prefill(tokens: int, cached: int, tp: int, experts: bool) -> None:
+    s = plain(model=moe() if experts else dense(), tp=tp)
+    machine = machine_of(s)
+    c = tables(s, machine, 2, 8192)
+    reach = cached + (tokens + 1) / 2
+    exact = float(prefill_seconds(s, machine, np.asarray(float(tokens)), np.asarray(reach)))
+    assert prefill_time(c.tokens, c.reach, c.prefill, tokens, reach) / 1e12 == pytest.approx(exact, rel=0.005)
+
+
+# Kernel, reference, seeds
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> tuple[Server, dict[str, Any], int | None]:
+    """A small server of either policy, often short of memory; a load; and how many clients."""
+    drafts = draw(st.integers(0, 3))
+    batch = draw(st.integers(1, 12))
+    costs = Costs.fixed(0.01, 0.002, 1e-5, batch=batch, rows=drafts + 1)
+    survival = tuple(sorted((draw(st.floats(0, 1)) for _ in range(drafts)), reverse=True))
+    server = Server(
+        costs,
+        draw(st.sampled_from(["prefill-first", "mixed"])),
+        batch,
+        draw(st.integers(8, 300)),
+        draw(st.integers(60, 1500)),
+        overlap=draw(st.booleans()),
+        survival=survival,
+        prefix_rate=draw(st.sampled_from([0.0, 0.3])),
+    )
+    load = {
+        "count": draw(st.integers(1, 80)),
+        "inputs": Lengths(draw(st.integers(1, 300)), 0.2),
+        "outputs": Lengths(draw(st.integers(1, 80)), 0.1),
+        "rate": draw(st.sampled_from([1.0, 20.0, 200.0, float("inf")])),
+        "seed": draw(st.integers(0, 100)),
+    }
+    return server, load, draw(st.sampled_from([None, 1, 3, 20]))
+
+
+@given(runs())
+@settings(max_examples=150, deadline=None)
+def test_kernel_equals_reference_and_nothing_is_lost(case: tuple[Server, dict[str, Any], int | None]) -> None:
+    server, load, clients = case
+    results = []
+    for compiled in (False, True):
+        try:
+            results.append(simulate(server, synthetic(**load), concurrency=clients, compiled=compiled, seed=3).metrics)
+        except InputError as error:
+            results.append(str(error))  # type: ignore[arg-type]
+    plain_run, fast = results
+    if isinstance(plain_run, str):
+        assert plain_run == fast
+        return
+    assert plain_run.counters == fast.counters
+    assert plain_run.json() == fast.json()
+    assert np.array_equal(plain_run.rows, fast.rows)  # type: ignore[arg-type]
+    c, done = fast.counters, fast.rows
+    assert done is not None
+    assert fast.completed + fast.rejected == load["count"]
+    assert len(np.unique(done[:, 0])) == fast.completed
+    assert (
+        c["output_tokens"] == done[:, 6].sum() == c["decode_tokens"] + fast.completed
+    )  # the first of each is prefill's
+    assert c["prefill_tokens"] == c["input_tokens"] - c["cached_tokens"] + c["recomputed_tokens"]
+    assert c["peak_running"] <= server.max_running
+    arrival, started, first, finished = done[:, 1:5].T
+    assert (arrival <= started).all()
+    assert (started < first).all()
+    assert (first <= finished).all()
+    assert ((first < finished) == (done[:, 6] > 1)).all()
+    assert fast.timeline.tokens_per_s.sum() * fast.timeline.span_s == pytest.approx(c["output_tokens"])
+    if clients:
+        assert c["peak_flight"] <= clients
+    if not server.overlap:
+        assert c["peak_kv"] <= server.kv_tokens
+
+
+def test_blocks_do_not_matter() -> None:
+    """The same requests in one block or in many, with a queue longer than a block, give the same run."""
+    server = Server(Costs.fixed(0.01, 0.001, batch=4), "prefill-first", 4, 512, 4096)
+    whole = list(synthetic(3000, Lengths(100), Lengths(20), rate=30.0))
+    single = [
+        Requests(
+            *(np.concatenate([getattr(b, n) for b in whole]) for n in ("arrival", "input_tokens", "output_tokens"))
+        )
+    ]
+    pieces = [
+        Requests(*(getattr(single[0], n)[i : i + 7] for n in ("arrival", "input_tokens", "output_tokens")))
+        for i in range(0, 3000, 7)
+    ]
+    for clients in (None, 6):
+        runs_ = [
+            simulate(server, w, concurrency=clients, compiled=k).metrics.json()
+            for w in (single, pieces)
+            for k in (True, False)
+        ]
+        assert all(r == runs_[0] for r in runs_)
+
+
+def test_a_seed_is_a_run() -> None:
+    s = speculative(0.5)
+    server = server_of(s, machine_of(s))
+
+    def once(seed: int) -> dict[str, Any]:
+        return simulate(
+            server, synthetic(300, Lengths(300, 0.5), Lengths(40), rate=5.0, seed=seed), seed=seed
+        ).metrics.json()
+
+    assert once(1) == once(1)
+    assert once(1) != once(2)
+
+
+def test_three_requests_by_hand() -> None:
+    """Prefill 2 ms + 10 us a token, steps of 10 ms. Request 0: 3 ms. Request 1 comes at 1 ms; the step from 3 to 13 ms was
+    decided at 0, so its prefill of 2.5 ms ends at 15.5 ms. Request 2 comes to an idle server at 500 ms: 502.1 ms."""
+    server = Server(
+        Costs.fixed(0.010, 0.002, 1e-5, batch=4, rows=3), "prefill-first", 4, 512, 4096, survival=(0.7, 0.4)
+    )
+    m = simulate(server, requests((0, 100, 8), (0.001, 50, 5), (0.5, 10, 2)), seed=7).metrics
+    assert m.rows is not None
+    rows = m.rows[m.rows[:, 0].argsort()]
+    assert rows[:, 3].tolist() == [3_000_000_000, 15_500_000_000, 502_100_000_000]
+    assert rows[:, 2].tolist() == [0, 13_000_000_000, 500_000_000_000]
+
+
+def test_draws_follow_l_ecuyer_s_generator() -> None:
+    """The k-th draw of a request is (x1 A1^k mod M1) - (x2 A2^k mod M2), + M1 - 1 if not positive; p is met below p M1."""
+    server = Server(Costs.fixed(0.01, rows=3), "prefill-first", 1, 64, 4096, survival=(0.7, 0.4))
+    x1, x2 = 12345, 67890
+    run = Reference(server)
+    run.feed(requests((0, 1, 300))[0], np.asarray([x1]), np.asarray([x2]))
+    run.advance(True)
+    left, cycles, k = 299, 0, 0
+    while left > 0:
+        k += 1
+        z = x1 * pow(A1, k, M1) % M1 - x2 * pow(A2, k, M2) % M2
+        z += M1 - 1 if z <= 0 else 0
+        left -= 1 + (z <= 0.7 * M1) + (z <= 0.4 * M1)
+        cycles += 1
+    assert run.count["sequence_steps"] == cycles
+
+
+@pytest.mark.parametrize("policy", ["prefill-first", "mixed"])
+def test_overlap_decides_a_step_ahead(policy: str) -> None:
+    """A prefill of 2 ms, then steps of 10 ms; another request comes at 1 ms, during the first prefill.
+
+    Prefill-first without overlap: it is prefilled at once at 2 ms, first token at 4 ms. With overlap the step at 2 ms
+    was decided at 0, so it decodes until 12 ms, and the prefill ends at 14 ms.
+    """
+    server = Server(Costs.fixed(0.010, 0.002, batch=4), policy, 4, 512, 4096, overlap=False)
+    two = requests((0, 10, 50), (0.001, 10, 50))
+
+    def first(s: Server) -> float:
+        m = simulate(s, two).metrics
+        assert m.rows is not None
+        return float(m.rows[m.rows[:, 0] == 1, 3][0]) / 1e9
+
+    without, with_ = first(server), first(replace(server, overlap=True))
+    assert with_ - without == pytest.approx(10.0)
+    if policy == "prefill-first":
+        assert without == pytest.approx(4.0)
+
+
+def test_full_memory_retracts_and_still_finishes() -> None:
+    """8 requests that grow to 120 tokens each share a cache of 500: some are prefilled again, none is lost."""
+    for policy in ("prefill-first", "mixed"):
+        server = Server(Costs.fixed(0.01, batch=8), policy, 8, 512, 500, overlap=False)
+        run = simulate(server, synthetic(40, Lengths(20), Lengths(100)), concurrency=8)
+        assert run.metrics.completed == 40
+        assert run.metrics.counters["retractions"] > 0
+        assert run.metrics.counters["peak_kv"] <= 500
+        assert any("retractions" in w for w in run.warnings)
+
+
+def test_prefix_caching_prefills_less() -> None:
+    s = plain()
+    machine = machine_of(s)
+    runs_ = [
+        simulate(server_of(s, machine, prefix_rate=rate), synthetic(50, Lengths(1000), Lengths(10), rate=2.0)).metrics
+        for rate in (0.0, 0.8)
+    ]
+    assert runs_[1].counters["prefill_tokens"] == 50 * 200
+    assert runs_[1].latencies["ttft"].mean < runs_[0].latencies["ttft"].mean  # type: ignore[union-attr]
+
+
+def test_speculation_draws_the_acceptance_that_was_given() -> None:
+    """Rates 0.8 then 0.5: a cycle gains 1 with 0.2, 2 with 0.4, 3 with 0.4; a recorded histogram says the same."""
+    s = scenario(acceptance=Acceptance.per_position([0.8, 0.5]))
+    assert acceptance_of(s) == pytest.approx((0.8, 0.4))
+    assert acceptance_of(replace(s, acceptance=None), [20, 40, 40]) == pytest.approx((0.8, 0.4))
+    server = server_of(s, machine_of(s))
+    m = simulate(server, synthetic(100, Lengths(10), Lengths(3000), rate=1.0)).metrics
+    assert m.accept_length == pytest.approx(2.2, rel=0.005)
+
+
+# Metrics
+
+
+def test_histogram_bins() -> None:
+    values = np.unique(np.concatenate([np.arange(5000), np.geomspace(1, 2**52, 4000).astype(np.int64)]))
+    bins = bins_of(values)
+    assert bins.tolist() == [bin_of(int(v)) for v in values]
+    assert (np.diff(bins) >= 0).all()
+    assert bins.max() < BINS
+    assert np.allclose(bin_middles()[bins], values, rtol=5e-4, atol=0.5)
+
+
+def test_histogram_percentiles_match_exact_ones() -> None:
+    values = np.random.default_rng(1).lognormal(3, 1, 100_000)
+    exact = latency_of(values)
+    histogram = np.bincount(bins_of(np.rint(values * 1e6).astype(np.int64)), minlength=BINS)
+    coarse = latency_of_histogram(histogram)
+    assert exact is not None
+    assert coarse is not None
+    for name in ("mean", "median", "std", "p90", "p95", "p99"):
+        assert getattr(coarse, name) == pytest.approx(getattr(exact, name), rel=1e-3)
+
+
+def test_many_requests_fold_into_histograms(monkeypatch: pytest.MonkeyPatch) -> None:
+    import specsim.metrics
+
+    server = server_of(plain(), machine_of(plain()))
+    load = {"count": 500, "inputs": Lengths(300, 0.2), "outputs": Lengths(30, 0.1), "rate": 5.0}
+    exact = simulate(server, synthetic(**load)).metrics  # type: ignore[arg-type]
+    monkeypatch.setattr(specsim.metrics, "EXACT", 100)
+    folded = simulate(server, synthetic(**load)).metrics  # type: ignore[arg-type]
+    assert folded.rows is None
+    for name in ("ttft", "tpot", "e2e_latency"):
+        a, b = exact.latencies[name], folded.latencies[name]
+        assert a is not None
+        assert b is not None
+        assert b.mean == pytest.approx(a.mean, rel=1e-9)
+        assert b.median == pytest.approx(a.median, rel=0.02)
+
+
+def test_goodput_counts_requests_that_meet_every_target() -> None:
+    """Rows: request, arrival, started, first, finished (ps), input, output. TTFT 1, 3, 1 ms; TPOT 1 ms, 1 ms, none."""
+    ms = 10**9
+    done = np.array(
+        [[0, 0, 0, ms, 3 * ms, 5, 3], [1, 0, 0, 3 * ms, 5 * ms, 5, 3], [2, 0, 0, ms, ms, 5, 1]], dtype=np.int64
+    )
+    for targets, good in (({}, 3), ({"ttft": 2.0}, 2), ({"ttft": 2.0, "tpot": 0.5}, 1), ({"tpot": 1.5}, 3)):
+        collector = Collector(targets)
+        collector.add(done)
+        assert collector.good == good
+
+
+# Servers
+
+
+def test_kv_capacity_by_hand() -> None:
+    """4 + 1 layers x 2 x 8 heads x 64 values x 2 bytes = 10,240 bytes a token; 92 % of 100 GB less the weights."""
+    from specsim.memory import rank_weights
+
+    s = speculative()
+    assert s.draft is not None
+    left = 92e9 - rank_weights(s.model, s.parallel) - rank_weights(s.draft, s.parallel)
+    assert kv_capacity(s, 8) == int(left / 10_240)
+
+
+def test_a_model_that_does_not_fit() -> None:
+    with pytest.raises(InputError, match="does not fit"):
+        server_of(plain(model=dense(layers=80, hidden=16384)), machine_of(plain()))
+
+
+def test_speculation_without_acceptance_is_an_error() -> None:
+    with pytest.raises(InputError, match="needs an acceptance"):
+        server_of(scenario(), machine_of(scenario()))
+
+
+@pytest.mark.parametrize("histogram", [[], [0, 0], [-1, 2], [1, 1, 1, 1], [float("nan"), 1]])
+def test_bad_histograms(histogram: list[float]) -> None:
+    with pytest.raises(InputError, match="--accept-histogram"):
+        acceptance_of(scenario(), histogram)
+
+
+def test_a_load_above_capacity_names_the_limit() -> None:
+    server = server_of(plain(), machine_of(plain()))
+    limit = capacity(server, 1000, 100)
+    check_rate(server, 0.9 * limit, 1000, 100)
+    with pytest.raises(InputError, match="this load cannot be served, the limit is"):
+        check_rate(server, 1.1 * limit, 1000, 100)
+    run = simulate(server, synthetic(int(60 * limit), Lengths(1000), Lengths(100), rate=2 * limit))
+    assert any("this load cannot be served" in w for w in run.warnings)
+
+
+def test_requests_too_long_are_rejected() -> None:
+    server = Server(Costs.fixed(0.01, batch=2), "prefill-first", 2, 512, 100)
+    run = simulate(server, requests((0, 10, 10), (0, 200, 10), (0, 10, 10)))
+    assert (run.metrics.completed, run.metrics.rejected) == (2, 1)
+    assert "rejected" in run.warnings[0]
+    with pytest.raises(InputError, match="none of 1 requests fits"):
+        simulate(server, requests((0, 200, 10)))
+
+
+# The command
+
+MODEL = ["--model", "Llama-3.1-8B", "--hardware", "1x-h200", "--tp", "1"]
+
+
+def invoke(*arguments: str) -> Any:
+    return CliRunner().invoke(command, [*MODEL, *arguments], catch_exceptions=True)
+
+
+def test_json_has_the_fields_of_bench_serving() -> None:
+    result = invoke(
+        "--method",
+        "none",
+        "--num-requests",
+        "30",
+        "--rate",
+        "2",
+        "--input-tokens",
+        "500",
+        "--output-tokens",
+        "40",
+        "--json",
+    )
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    wanted = {
+        f"{what}_{name}_ms"
+        for what in ("mean", "median", "std", "p99")
+        for name in ("e2e_latency", "ttft", "tpot", "itl")
+    }
+    wanted |= {"completed", "duration", "total_input_tokens", "total_output_tokens", "request_rate", "max_concurrency"}
+    wanted |= {f"{what}_throughput" for what in ("request", "input", "output", "total")} | {
+        "p95_itl_ms",
+        "accept_length",
+    }
+    wanted |= {"concurrency", "max_output_tokens_per_s", "max_concurrent_requests"}
+    assert not wanted - set(document)
+    assert document["schema"] == "specsim.simulation/1"
+    assert document["completed"] == 30
+    assert document["accept_length"] is None
+
+
+def test_the_command_for_people(tmp_path: Any) -> None:
+    plot = tmp_path / "timeline.png"
+    result = invoke(
+        "--draft-tokens", "4", "--accept-rate", "0.6", "--num-requests", "40", "--concurrency", "8", "--input-tokens", "300",
+        "--output-tokens", "60", "--ttft-ms", "500", "--tpot-ms", "20", "--plot", str(plot),
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert "TTFT" in result.output
+    assert plot.stat().st_size > 1000
+
+
+def test_traces_and_rows_out(tmp_path: Any) -> None:
+    trace = tmp_path / "t.csv"
+    trace.write_text("arrival_s,input_tokens,output_tokens\n" + "".join(f"{i * 0.2},{100 + i},20\n" for i in range(20)))
+    rows = tmp_path / "rows.csv"
+    result = invoke("--method", "none", "--trace", str(trace), "--requests-out", str(rows), "--json")
+    assert result.exit_code == 0, result.output
+    assert len(rows.read_text().splitlines()) == 21
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--rate", "1e6", "--num-requests", "10"], "this load cannot be served, the limit is"),
+        (["--rate", "0", "--num-requests", "10"], "--rate"),
+        (["--concurrency", "0", "--num-requests", "10"], "--concurrency"),
+        (["--num-requests", "10"], "--rate, --concurrency or --trace"),
+        (["--trace", "missing.csv"], "no such trace"),
+        (["--rate", "1", "--num-requests", "0"], "--num-requests"),
+        (["--rate", "1", "--prefix-rate", "1.5"], "--prefix-rate"),
+        (["--rate", "1", "--trace", "x.csv"], "--trace"),
+        (["--rate", "1", "--ttft-ms", "-3"], "targets"),
+    ],
+)
+def test_bad_input_is_one_line(arguments: list[str], says: str) -> None:
+    result = invoke("--method", "none", *arguments)
+    assert isinstance(result.exception, InputError), result.output
+    assert says in str(result.exception)
+    assert "\n" not in str(result.exception)
+
+
+def test_memory_is_flat_and_cost_linear() -> None:
+    """The requests of a long run are never held together: between blocks the kernel keeps the queue only."""
+    from specsim.simulation_kernel import Kernel
+
+    server = Server(Costs.fixed(0.001, batch=8), "prefill-first", 8, 4096, 2**20)
+    kernel = Kernel(server, 8)
+    for block in itertools.islice(synthetic(4 * BLOCK, Lengths(10), Lengths(5)), 4):
+        kernel.feed(block, block.input_tokens, block.input_tokens)
+        kernel.advance(False)
+        assert len(kernel._pending) <= 2 * BLOCK

@@ -1,0 +1,211 @@
+"""Requests: moments of what is drawn, trace layouts, and traces that cannot be read."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specsim.errors import InputError
+from specsim.workload import BLOCK, PS, Lengths, Requests, Trace, synthetic
+
+OWN = "arrival_s,input_tokens,output_tokens\n"
+
+
+def joined(blocks: object) -> Requests:
+    parts = list(blocks)  # type: ignore[call-overload]
+    return Requests(
+        *(np.concatenate([getattr(b, n) for b in parts]) for n in ("arrival", "input_tokens", "output_tokens"))
+    )
+
+
+def write(tmp_path: Path, text: str, name: str = "trace.csv") -> Path:
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+# Drawn requests
+
+
+@pytest.mark.parametrize(("shape", "variation"), [(1.0, 1.0), (0.25, 2.0), (4.0, 0.5), (float("inf"), 0.0)])
+def test_gaps_have_the_mean_and_variation_that_were_asked(shape: float, variation: float) -> None:
+    """Gamma gaps of shape k have a coefficient of variation of 1 / sqrt(k)."""
+    all_ = joined(synthetic(200_000, Lengths(10), Lengths(10), rate=5.0, shape=shape))
+    gaps = np.diff(all_.arrival) / PS
+    assert gaps.mean() == pytest.approx(0.2, rel=0.02)
+    assert gaps.std() / gaps.mean() == pytest.approx(variation, rel=0.03, abs=1e-9)
+    assert all_.arrival[0] == 0
+    assert (gaps >= 0).all()
+
+
+def test_lengths_are_uniform_between_their_ends() -> None:
+    lengths = Lengths(1000, 0.5)
+    drawn = lengths.draw(np.random.default_rng(0), 100_000)
+    assert (drawn.min(), drawn.max()) == (500, 1000)
+    assert drawn.mean() == pytest.approx(lengths.mean, rel=0.005)
+    assert set(Lengths(7).draw(np.random.default_rng(0), 50)) == {7}
+    assert Lengths(10, 0.0).least == 1
+
+
+def test_an_infinite_rate_sends_all_at_once() -> None:
+    assert joined(synthetic(10, Lengths(1), Lengths(1))).arrival.tolist() == [0] * 10
+
+
+def test_a_seed_gives_the_same_requests_and_lengths_do_not_move_arrivals() -> None:
+    a, b = (joined(synthetic(1000, Lengths(n, 0.1), Lengths(5), rate=1.0, seed=3)) for n in (10, 500))
+    assert np.array_equal(a.arrival, b.arrival)
+    assert not np.array_equal(a.arrival, joined(synthetic(1000, Lengths(10), Lengths(5), rate=1.0, seed=4)).arrival)
+
+
+def test_requests_come_in_blocks() -> None:
+    sizes = [len(block) for block in synthetic(2 * BLOCK + 5, Lengths(1), Lengths(1), rate=100.0)]
+    assert sizes == [BLOCK, BLOCK, 5]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"count": 0}, "--num-requests"),
+        ({"rate": 0.0}, "--rate"),
+        ({"rate": float("nan")}, "--rate"),
+        ({"rate": 1e-9}, "too long"),
+        ({"shape": 0.0}, "--burstiness"),
+    ],
+)
+def test_impossible_loads(change: dict[str, float], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        synthetic(**{"count": 10, "inputs": Lengths(1), "outputs": Lengths(1), **change})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("most", "ratio"), [(0, 1.0), (10, 1.5), (10, -0.1), (10, float("nan"))])
+def test_impossible_lengths(most: int, ratio: float) -> None:
+    with pytest.raises(InputError):
+        Lengths(most, ratio)
+
+
+# Layouts
+
+AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+MOONCAKE = [
+    {"timestamp": 3000, "input_length": 6755, "output_length": 500, "hash_ids": [0, 1, 2]},
+    {"timestamp": 6000, "input_length": 7319, "output_length": 490, "hash_ids": [0, 14]},
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "arrival_s", "first"),
+    [
+        ("own.csv", OWN + "5,100,10\n5.25,200,20\n", [0, 0.25], (100, 10)),
+        ("own.csv", "output_tokens,arrival_s,x,input_tokens\n10,1,a,100\n20,2,b,200\n", [0, 1], (100, 10)),
+        ("own.jsonl", '{"arrival_s": 0, "input_tokens": 3, "output_tokens": 4}\n\n{"arrival_s": 2, "input_tokens": 3, "output_tokens": 4}\n', [0, 2], (3, 4)),
+        ("azure23.csv", AZURE + "2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.9951690,396,109\n", [0, 4.314579], (374, 44)),
+        ("azure24.csv", AZURE + "2024-05-10 00:00:00.009930+00:00,2162,5\n2024-05-10 00:00:01+00:00,2399,6\n", [0, 0.99007], (2162, 5)),
+        ("burst.csv", "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,ChatGPT,472,18,490,Conversation log\n45,GPT-4,1087,230,1317,API log\n", [0, 40], (472, 18)),
+        ("burst2.csv", "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n1,a,2,ChatGPT,4,1,5,x\n2,a,2,ChatGPT,4,1,5,x\n", [0, 1], (4, 1)),
+        ("mooncake.jsonl", "".join(json.dumps(row) + "\n" for row in MOONCAKE), [0, 3], (6755, 500)),
+    ],
+)  # fmt: skip
+def test_layouts(tmp_path: Path, name: str, text: str, arrival_s: list[float], first: tuple[int, int]) -> None:
+    all_ = joined(Trace(write(tmp_path, text, name)))
+    assert all_.arrival / PS == pytest.approx(arrival_s, abs=2e-7)  # seconds since 1970 leave 0.2 us
+    assert (all_.input_tokens[0], all_.output_tokens[0]) == first
+
+
+def test_a_compressed_trace_with_a_byte_order_mark(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv.gz"
+    path.write_bytes(gzip.compress(("\ufeff" + OWN + "0,1,2\n").encode()))
+    assert len(joined(Trace(path))) == 1
+
+
+def test_failed_requests_are_left_out_and_counted(tmp_path: Path) -> None:
+    trace = Trace(write(tmp_path, OWN + "0,5,0\n1,5,5\n2,0,5\n4,5,5\n"))
+    assert joined(trace).arrival.tolist() == [0, 3 * PS]
+    assert trace.skipped == 2
+    assert len(joined(trace)) == 2
+    assert trace.skipped == 2  # reading twice does not count twice
+
+
+def test_speed_and_limit(tmp_path: Path) -> None:
+    path = write(tmp_path, OWN + "".join(f"{i},5,5\n" for i in range(50)))
+    assert joined(Trace(path, speed=4.0, limit=3)).arrival.tolist() == [0, PS // 4, PS // 2]
+
+
+def test_spread_keeps_order_and_stays_within_its_quantum(tmp_path: Path) -> None:
+    path = write(tmp_path, OWN + "".join(f"{3 * (i // 10)},5,5\n" for i in range(400)))
+    a, b = joined(Trace(path, spread_s=3.0, seed=1)), joined(Trace(path, spread_s=3.0, seed=1))
+    assert np.array_equal(a.arrival, b.arrival)
+    assert (np.diff(a.arrival) >= 0).all()
+    assert len(np.unique(a.arrival)) == 400
+    assert (a.arrival // (3 * PS) == np.arange(400) // 10).all()
+
+
+def test_a_large_trace_takes_the_memory_of_a_block(tmp_path: Path) -> None:
+    """200,000 rows are read in blocks; what is allocated at the peak stays below that of three of them."""
+    path = tmp_path / "large.csv"
+    with path.open("w") as file:
+        file.write(OWN)
+        file.writelines(f"{i},5,5\n" for i in range(200_000))
+    tracemalloc.start()
+    n = sum(len(block) for block in Trace(path))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert n == 200_000
+    assert peak < 3 * BLOCK * 150
+
+
+# Traces that cannot be read
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "is empty"),
+        ("\n\n", "is empty"),
+        (OWN, "has no requests"),
+        (OWN + "0,5,0\n", "has no requests"),
+        ("arrival_s,input_tokens\n0,5\n", "no columns output_tokens"),
+        ("TIMESTAMP,GeneratedTokens\nx,5\n", "no columns ContextTokens"),
+        ("a,b\n1,2\n", "no columns arrival_s, input_tokens, output_tokens"),
+        ('{"timestamp": 1, "input_length": 2}\n', "no keys output_length"),
+        ("[1, 2]\n", "no columns"),
+        (OWN + "5,1,1\n4,1,1\n", "line 3: arrival_s goes back by 1 s; sort the trace"),
+        (OWN + "-1,1,1\n", "line 2: arrival_s is -1"),
+        (OWN + "nan,1,1\n", "arrival_s is nan"),
+        (OWN + "soon,1,1\n", "arrival_s is 'soon'"),
+        (OWN + "0,many,1\n", "input_tokens is 'many'"),
+        (OWN + "0,1,-1\n", "output_tokens is -1"),
+        (OWN + "0,1.5,1\n", "input_tokens is 1.5"),
+        (OWN + "0,1\n", "output_tokens is None"),
+        (OWN + "0,1,1\n1e9,1,1\n", "lasts too long"),
+        (AZURE + "yesterday,1,1\n", "TIMESTAMP is 'yesterday'"),
+        ('{"arrival_s": 0, "input_tokens": 1, "output_tokens": 1}\n{oops\n', "line 2: is not JSON"),
+        ('{"arrival_s": 0, "input_tokens": 1, "output_tokens": 1}\n[]\n', "line 2: is not a JSON object"),
+        ('{"arrival_s": null, "input_tokens": 1, "output_tokens": 1}\n', "arrival_s is None"),
+    ],
+)
+def test_bad_traces_are_one_line(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(InputError) as caught:
+        joined(Trace(write(tmp_path, text)))
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_files_that_are_no_traces(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such trace"):
+        Trace(tmp_path / "missing.csv")
+    with pytest.raises(InputError, match="cannot be read"):
+        Trace(tmp_path)
+    (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00\x01" * 10)
+    with pytest.raises(InputError, match="is not a text file"):
+        Trace(tmp_path / "binary.csv")
+    (tmp_path / "not.gz").write_bytes(b"plain")
+    with pytest.raises(InputError, match="is not a text file"):
+        Trace(tmp_path / "not.gz")
+    for change in ({"speed": 0.0}, {"spread_s": -1.0}):
+        with pytest.raises(InputError):
+            Trace(write(tmp_path, OWN + "0,1,1\n"), **change)  # type: ignore[arg-type]
