@@ -47,7 +47,9 @@ FORMATS = {
     "torch profiler": "Chrome traces, gz too, streamed",
     "specsim.record/1": "records written by specsim",
 }
-MATCH_LIMIT = 1 << 18  # of a log line, the part that is matched
+MATCH_LIMIT = 1 << 12  # of a log line, the part that is matched
+SETTINGS_LIMIT = 1 << 18  # of a line of launch settings
+MAX_ROWS = 20_000  # of JSON lines
 MAX_TOOL_LINES = 50_000
 _TOOL_HINT = re.compile(r"#|P2P|nvb|mem|^\s*(?:\[\d+\]\s*)?\d+ ")
 _TOOL = re.compile(
@@ -197,6 +199,9 @@ class _JsonLines:
         text = line.strip()
         if not text.startswith('{"'):
             return False
+        if len(self.found) >= MAX_ROWS:
+            self.source.note(f"line {number}: more than {MAX_ROWS} results; the rest was skipped")
+            return True
         try:
             item = json.loads(text)
         except (ValueError, RecursionError) as problem:
@@ -264,6 +269,11 @@ class _Tools:
         ]
 
 
+def _shorten(line: str) -> str:
+    settings = "ServerArgs(" in line or "non-default args:" in line
+    return line[: SETTINGS_LIMIT if settings else MATCH_LIMIT]
+
+
 def _read_lines(source: Source) -> list[Record]:
     """Feed each line to the collectors until one takes it."""
     collectors: list[Collector] = [
@@ -276,7 +286,7 @@ def _read_lines(source: Source) -> list[Record]:
         _Tools(source),
     ]
     for number, line in source.lines():
-        short = line if len(line) <= MATCH_LIMIT or line.startswith("{") else line[:MATCH_LIMIT]
+        short = line if len(line) <= MATCH_LIMIT or line.startswith("{") else _shorten(line)
         for collector in collectors:
             if collector.feed(number, short):
                 break

@@ -199,7 +199,9 @@ def inference_bench_record(source: Source, document: Mapping[str, Any], place: s
             f"{CONTRADICTION}server_spec_accept_rate is {span}: a counter under a rate's name; never used as acceptance"
         )
     elif any(given):
-        method.append("server_spec_accept_rate: accepted / drafted in a short window of the server, bonus token out")
+        method.append(
+            "server_spec_accept_rate: the server's own of a short window; not used (SGLang's was L / d before April 2026)"
+        )
     points = [p for row in rows if (p := _cell(row, bool(bad), any(given), method, caveats)) is not None]
     if any(p.cycle_ms for p in points):
         method.append("accept length = chunk latency / latency per token: one chunk a cycle, bonus token included")

@@ -17,6 +17,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import combinations
 from typing import Any, Literal
 
 from specsim.observe_read import Source, flag_value, scrub
@@ -300,28 +301,30 @@ def make_record(
     )
 
 
+MAX_ARMS = 20
 _NOT_CONFOUNDING = ("speculative", "draft-model")  # what the two arms are meant to differ in
 
 
 def compare(records: Sequence[Record]) -> list[str]:
     """Contradictions between records: one arm with CUDA graphs and one without, arms whose flags differ otherwise."""
     found: list[str] = []
-    arms = [r for r in records if r.engine and (r.points or r.engine.flags)]
-    for i, a in enumerate(arms):
-        for b in arms[i + 1 :]:
-            if a.engine is None or b.engine is None or a.engine.name != b.engine.name:
-                continue
-            graphs = _graphs(a), _graphs(b)
-            if None not in graphs and graphs[0] != graphs[1]:
-                with_, without = (a, b) if graphs[0] else (b, a)
-                found.append(
-                    f"{CONTRADICTION}{_label(with_)} runs in CUDA graphs and {_label(without)} does not:"
-                    " their ratio says nothing about speculation"
-                )
-            if a.engine.flags and b.engine.flags:
-                names = _differing(a.engine.flags, b.engine.flags)
-                if names and _label(a) != _label(b):
-                    found.append(f"{_label(a)} and {_label(b)} also differ in {', '.join(names)}")
+    arms: dict[tuple[str, bool | None, tuple[str, ...]], Record] = {}
+    for record in records:
+        if record.engine and (record.points or record.engine.flags):
+            arms.setdefault((record.engine.name, _graphs(record), tuple(record.engine.flags)), record)
+    for (name, graph, flags), (other, other_graph, other_flags) in combinations(list(arms)[:MAX_ARMS], 2):
+        a, b = arms[name, graph, flags], arms[other, other_graph, other_flags]
+        if name != other:
+            continue
+        if None not in (graph, other_graph) and graph != other_graph:
+            with_, without = (a, b) if graph else (b, a)
+            found.append(
+                f"{CONTRADICTION}{_label(with_)} runs in CUDA graphs and {_label(without)} does not:"
+                " their ratio says nothing about speculation"
+            )
+        names = _differing(list(flags), list(other_flags)) if flags and other_flags else []
+        if names:
+            found.append(f"{_label(a)} and {_label(b)} also differ in {', '.join(names)}")
     return list(dict.fromkeys(found))
 
 

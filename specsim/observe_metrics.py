@@ -262,6 +262,8 @@ def _vllm(source: Source, metrics: dict[str, Samples]) -> Record:
             "inter-token latency: per output of a step (per chunk, so a cycle with speculation), mean since the start"
         )
         point.raw["inter_token_latency_ms"] = itl
+        point.notes.append("mean latency since the start, at varying batch and with prefills between")
+        point.batch = None
         time = Quantity(value=itl, how="mean inter-token latency since the start, at varying batch")
         if length is not None:
             point.cycle_ms = time

@@ -33,6 +33,7 @@ BLOCK = 1 << 20
 MAX_LINE = 64 << 20  # characters; a benchmark's JSON line with every token's latency reaches tens of MB
 MAX_DOCUMENT = 256 << 20
 MAX_DOWNLOAD = 64 << 20
+MAX_CAVEATS = 50
 TIMEOUT_S = 10.0
 DEADLINE_S = 60.0
 API_KEY_VARIABLE = "SPECSIM_API_KEY"
@@ -64,6 +65,7 @@ class Source:
     date: str
     open_raw: Callable[[], IO[bytes]]
     caveats: list[str] = field(default_factory=list)
+    _kinds: set[str] = field(default_factory=set)
 
     def blocks(self) -> Iterator[bytes]:
         """The bytes, unpacked, in blocks of at most 1 MiB. A damaged end is noted, not raised."""
@@ -90,10 +92,11 @@ class Source:
         return out[:size]
 
     def note(self, message: str) -> None:
-        """Keep a caveat, once, with this source's name before it."""
-        text = f"{self.name}: {message}"
-        if text not in self.caveats:
-            self.caveats.append(text)
+        """Keep a caveat with this source's name before it: the first of each kind, for others differ only in the place."""
+        kind = re.sub(r"\d+", "#", message)
+        if kind not in self._kinds and len(self._kinds) < MAX_CAVEATS:
+            self._kinds.add(kind)
+            self.caveats.append(f"{self.name}: {message}")
 
     def texts(self) -> Iterator[str]:
         """Decoded blocks. UTF-8 bytes that are wrong come as surrogates; see `clean`."""

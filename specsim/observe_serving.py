@@ -200,7 +200,7 @@ def _latency(
     if expected > 1.15 and abs(ratio / expected - 1) < 0.15:
         method.append(f"ITL is per chunk: ITL / TPOT = {ratio:.2f}, the accept length")
         if sglang:
-            caveats.append("SGLang's bench_serving should give ITL per token, but this file's is per chunk")
+            caveats.append("this file's ITL is per chunk, as in early releases of SGLang's bench_serving")
     elif abs(ratio - 1) < 0.15:
         method.append(f"ITL is per token: ITL / TPOT = {ratio:.2f}")
     elif length is None and ratio > 1.15 and not sglang:

@@ -39,7 +39,9 @@ OUTLIER = 3.0  # times the median cycle of its batch: an interval that held some
 
 _FIELD = re.compile(r"(#?[A-Za-z][A-Za-z0-9 #/()_-]{0,40}?): *(True|False|[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?![\w.]))")
 _STAMP = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)((?: [A-Z]+\d+)*)\]")
-_SETTING = re.compile(r"(\w+)=('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|\[[^\]]*\]|\{[^{}]*\}|[^,()\[\]{}]+)")
+_SETTING = re.compile(
+    r"(\w{1,80})=('(?:[^'\\]|\\.){0,2000}'|\"(?:[^\"\\]|\\.){0,2000}\"|\[[^\]]{0,4000}\]|\{[^{}]{0,4000}\}|[^,()\[\]{}]{1,400})"
+)
 _BATCHES = re.compile(r"Capture (?:target verify |draft )?cuda graph.{0,40}?bs (\[[\d, ]+\])", re.IGNORECASE)
 
 
@@ -215,6 +217,7 @@ class SglangLog:
             (caveats if meaning.message.startswith(CONTRADICTION) else method).append(meaning.message)
             d = d or meaning.draft_tokens
             method.append("cycle = batch x accept length / gen throughput, steady intervals only")
+            method.append("the graph flag of a line with an accept length is that of the verify pass")
         if any(not drafted for _, _, drafted in run.groups):
             method.append("lines without an accept length are plain decoding: decode step = batch / gen throughput")
         points = []
@@ -314,7 +317,7 @@ def _graphs(run: _SglangRun) -> list[str]:
     graph = sorted({b for b, g, _ in run.groups if g is True})
     if not eager:
         return []
-    out = f"decode ran without a CUDA graph at batch {', '.join(map(str, eager[:12]))}"
+    out = f"steps ran without a CUDA graph at batch {', '.join(map(str, eager[:12]))}"
     return [out + (f" and with one at batch {', '.join(map(str, graph[:12]))}" if graph else " and never with one")]
 
 

@@ -419,7 +419,7 @@ def read_trace(source: Source) -> list[Record]:
             f"phases are the annotated ranges on the {where} time line, a step runs from its first to last kernel"
         )
     if len(found.start):
-        method.append("times are under the profiler, which lengthens steps; shares and counts are sounder than sums")
+        method.append("times are under the profiler, which lengthens steps: shares and counts are sounder than sums")
     environment = _environment(reader.preamble, found)
     points = _points(found)
     kinds = {p.cuda_graph for p in points}

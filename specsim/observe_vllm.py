@@ -30,7 +30,7 @@ _ENGINE = re.compile(
     r"(?:Engine (\d+): )?Avg prompt throughput: ([\d.]+) tokens/s, Avg generation throughput: ([\d.]+) tokens/s,"
     r" Running: (\d+) reqs(?:, Swapped: \d+ reqs)?, (?:Waiting|Pending): (\d+) reqs"
 )
-_ARGUMENT = re.compile(r"'(\w{1,60})': ('[^']*'|-?[\d.]+|True|False)(?=[,}])")
+_ARGUMENT = re.compile(r"'(\w{1,60})': ('[^']{0,2000}'|-?[\d.]{1,40}|True|False)(?=[,}])")
 _V1 = re.compile(
     r"SpecDecoding metrics: Mean acceptance length: ([\d.]+), Accepted throughput: ([\d.]+) tokens/s, Drafted"
     r" throughput: ([\d.]+) tokens/s, Accepted: (\d+) tokens, Drafted: (\d+) tokens,"

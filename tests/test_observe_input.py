@@ -14,7 +14,7 @@ import pytest
 
 from specsim.cli import main
 from specsim.errors import InputError, WorkError
-from specsim.observations import observe, salvage
+from specsim.observations import contradictions, observe, salvage
 from specsim.observe_checks import quantity, read_positions, read_rates
 from specsim.observe_read import REDACTED, open_sources, safe_address, scrub, to_flags
 
@@ -113,6 +113,23 @@ def test_salvage():
     assert salvage('{"a": [1, 2, {"b": 3}, {"c": ') == {"a": [1, 2, {"b": 3}]}
     assert salvage('{"a": "x, y", "b') == {"a": "x, y"}
     assert salvage("nothing") is None
+
+
+def test_a_million_bad_lines_are_one_caveat(tmp_path):
+    (record,) = observe(write(tmp_path, LOG + "Decode batch, #running-req: 1, #tok\n" * 20_000))
+    assert len(record.caveats) == 1
+    assert "line 5: decode line is cut off" in record.caveats[0]
+
+
+def test_hostile_lines_take_no_time(tmp_path):
+    """Unclosed quotes, runs of blanks and repeated keys, 200 KB a line: each must be linear."""
+    hostile = ["ServerArgs(" + "a='" * 60_000, "SpecDecoding metrics: " + "1, " * 60_000, "#gen drafts = 1" * 15_000]
+    hostile += [
+        "SpecDecoding metrics: Mean acceptance length: 1, " + " " * 200_000 + "x",
+        "Decode batch" + "a: " * 60_000,
+    ]
+    hostile += ["non-default args: {" + "'a': '" * 40_000, "|" * 200_000, 'sglang:x{a="' * 20_000]
+    observe(write(tmp_path, "\n".join(hostile) + "\n" + LOG))
 
 
 def test_a_long_line_is_skipped_and_the_rest_read(tmp_path, monkeypatch):
@@ -298,6 +315,16 @@ def test_command_for_people(tmp_path, capsys):
     assert err == ""
 
 
+def test_the_documented_example(tmp_path, capsys, monkeypatch):
+    page = (Path(__file__).parent.parent / "docs" / "observe.md").read_text()
+    log = page.split("```log\n")[1].split("```")[0]
+    expected = page.split("```text\n")[1].split("```")[0]
+    write(tmp_path, log, "server.log")
+    monkeypatch.chdir(tmp_path)
+    _, out, _ = run(capsys, "server.log")
+    assert [line.rstrip() for line in out.strip().splitlines()] == expected.strip().splitlines()
+
+
 def test_command_json_is_one_document_and_reads_itself(tmp_path, capsys):
     code, out, _ = run(capsys, str(write(tmp_path, LOG)), str(write(tmp_path, json.dumps(BENCH), "b")), "--json")
     assert code == 0
@@ -332,6 +359,13 @@ def test_command_names_contradictions(tmp_path, capsys):
     eager = LOG.replace("graph: True", "graph: False")
     _, out, _ = run(capsys, str(write(tmp_path, LOG, "a.log")), str(write(tmp_path, eager, "b.log")))
     assert "does not: their ratio says nothing about speculation" in " ".join(out.split())
+
+
+def test_many_results_are_compared_without_delay(tmp_path):
+    path = write(tmp_path, (json.dumps(BENCH) + "\n") * 3000)
+    records = observe(path)
+    assert len(records) == 3000
+    assert contradictions(records) == []
 
 
 def test_a_broken_record_is_named(tmp_path):
