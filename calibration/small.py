@@ -26,7 +26,7 @@ def cases(context: Context) -> list[Case]:
     found = []
     for width in dict.fromkeys(widths):
         for r in rows:
-            found.append(Case(NAME, "norm", {"rows": r, "width": width}, bytes=r * width * 2.0 * 4, timeout_s=120.0))
+            found.append(Case(NAME, "norm", {"rows": r, "width": width}, bytes=r * width * 2.0 * 3, timeout_s=120.0))
             found.append(Case(NAME, "tiny", {"rows": r, "width": width}, bytes=r * width * 2.0 * 3))
     for experts, top_k in _routers(context):
         for r in rows:

@@ -41,9 +41,11 @@ def in_graph(
     if repeats > 1:
         chain = Chain(context, list(calls) * repeats, group, capture)
     n = len(calls) * repeats
-    control = Chain(context, list(base) * repeats, group, None) if base else empty(context)
-    subtract = sorted(_collect(context, control, group, context.budget_s / 3)[0])
-    nothing = subtract[len(subtract) // 2]
+    if base:
+        subtract = _collect(context, Chain(context, list(base) * repeats, group, None), group, context.budget_s / 2)[0]
+        nothing = sorted(subtract)[len(subtract) // 2]
+    else:
+        nothing = empty_seconds(context)
     samples, narrow = _collect(context, chain, group, context.budget_s, nothing)
     return Measurement([max(s - nothing, 0.0) / n for s in samples], n, narrow, {"control_s": nothing, "chain": n})
 
@@ -142,12 +144,12 @@ class Chain:
         return [a.elapsed_time(b) * 1e-3 for a, b in pairwise(marks)]
 
 
-def empty(context: Context) -> Chain:
-    """The graph that holds the marker alone; kept for the whole process."""
+def empty_seconds(context: Context) -> float:
+    """Seconds of a graph that holds the marker alone; measured once a process."""
     if "empty" not in context.cache:
-        context.cache["empty"] = Chain(context, [], None, None)
-    chain: Chain = context.cache["empty"]
-    return chain
+        samples = sorted(_collect(context, Chain(context, [], None, None), None, context.budget_s)[0])
+        context.cache["empty"] = samples[len(samples) // 2]
+    return float(context.cache["empty"])
 
 
 def _collect(

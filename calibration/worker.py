@@ -153,7 +153,7 @@ class Reporter:
             raise RuntimeError("the timer gave no usable sample")
         document = {
             **case_document(case), "key": key, "stage": self.stage, "status": "done", "rank": rank, "narrow": m.narrow,
-            "calls": m.calls, "seconds": m.seconds[:200], "spread": spread(m.seconds), "extras": m.extras,
+            "calls": m.calls, "seconds": [float(f"{s:.5g}") for s in m.seconds[:100]], "spread": spread(m.seconds), "extras": m.extras,
             "took_s": time.time() - started, "at": started,
         }  # fmt: skip
         if "bytes" in m.extras:

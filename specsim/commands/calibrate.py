@@ -223,7 +223,7 @@ def _write(result: Result, target: Path, options: dict[str, Any], seconds: float
 
     record = target.with_name(f"{target.stem}.record.json")
     write_atomically(target, dump_profile(result.profile))
-    write_atomically(record, result.record.model_dump_json(by_alias=True, indent=1, exclude_none=True))
+    write_atomically(record, result.record.model_dump_json(by_alias=True, exclude_none=True))
     if options["plot_file"]:
         plot(result, Path(options["plot_file"]))
     for warning in result.warnings:
