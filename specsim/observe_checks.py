@@ -241,6 +241,16 @@ def read_rates(pairs: Iterable[tuple[float, float]], draft_tokens: int | None = 
                 f"{CONTRADICTION}two definitions of accept rate in one source (d = {d}): {count} pairs are L / d, the"
                 f" other {len(kinds) - count} are (L - 1) / (d - 1); the accept length is used",
             )
+    if draft_tokens:
+        other = read_rates(seen)
+        if other.meaning in ("old", "new"):
+            return RateMeaning(
+                "unknown",
+                draft_tokens,
+                f"accept rate fits {'L / n' if other.meaning == 'old' else '(L - 1) / (n - 1)'} with n = {other.draft_tokens}"
+                f" and not the d = {draft_tokens} of the settings (some versions count drafting steps + 1);"
+                " the accept length is used",
+            )
     return RateMeaning(
         "unknown",
         draft_tokens,

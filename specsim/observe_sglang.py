@@ -73,7 +73,7 @@ class _Group:
 class _Rank:
     """What the last decode line of a data-parallel rank said."""
 
-    tag: str
+    tensor: str  # its tensor-parallel rank that is listened to
     batch: int = -1
     prefills: int = -1
     stamp: datetime | None = None
@@ -95,7 +95,7 @@ class _SglangRun:
     cached_tokens: float = 0.0
     input_rates: array[float] = field(default_factory=lambda: array("d"))
     duplicates: int = 0
-    unsteady: int = 0
+
     at_cap: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     timed_s: float = 0.0
     timed_cycles_s: float = 0.0
@@ -162,9 +162,10 @@ class SglangLog:
             return True
         stamp = _STAMP.search(head)
         tags = stamp.group(2).split() if stamp else []
-        data_parallel = next((t for t in tags if t.startswith("DP")), "")
-        rank = run.ranks.setdefault(data_parallel, _Rank(tag=" ".join(tags)))
-        if rank.tag != " ".join(tags):  # another tensor-parallel rank saying the same
+        key = " ".join(t for t in tags if not t.startswith(("TP", "EP")))
+        tensor = next((t for t in tags if t.startswith("TP")), "TP0")
+        rank = run.ranks.setdefault(key, _Rank(tensor))
+        if rank.tensor != tensor:  # another tensor-parallel rank saying the same
             run.duplicates += 1
             return True
         when = _when(stamp.group(1)) if stamp else None
@@ -196,7 +197,6 @@ class SglangLog:
                 run.timed_s += (when - rank.stamp).total_seconds()
                 run.timed_cycles_s += group.cycles[-1] / 1000
         else:
-            run.unsteady += 1
             run.segments += 1
         rank.batch, rank.prefills, rank.stamp = batch, run.prefills, when
         return True

@@ -299,7 +299,7 @@ def test_vllm_bench_serve_without_speculative_keys(tmp_path):
 
 
 def test_short_keys_are_seconds(tmp_path):
-    row = {"date": "20260213-135636", "model_id": "m", "request_rate": "inf", "max_concurrency": 16, "duration": 100.0}
+    row = {"date": "20260203-101112", "model_id": "m", "request_rate": "inf", "max_concurrency": 16, "duration": 100.0}
     row |= {
         "completed": 100,
         "total_input_tokens": 100,
@@ -356,7 +356,7 @@ def test_request_metrics(tmp_path):
 
 
 def cells(*rows: dict[str, Any]) -> dict[str, Any]:
-    meta = {"engine": "vllm", "model": "m", "version": "0.4.17", "timestamp": "2026-05-15T03:30:38.098670"}
+    meta = {"engine": "vllm", "model": "m", "version": "0.4.17", "timestamp": "2026-02-03T10:11:12.500000"}
     return {"metadata": meta, "results": list(rows)}
 
 
@@ -367,7 +367,7 @@ def test_inference_bench(tmp_path):
     (point,) = record.points
     assert point.tokens_per_cycle == pytest.approx(2.6)
     assert point.cycle_ms.value == pytest.approx(26.0)
-    assert record.date == "2026-05-15T03:30:38"
+    assert record.date == "2026-02-03T10:11:12"
     wrong = one(tmp_path, cells(row | {"chunk_inter_token_latency_avg": 0.026, "aggregate_tps": 60.0}))
     assert contradicts(wrong, "throughput x cycle = 1.6 but batch x length = 2.6")
 

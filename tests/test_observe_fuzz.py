@@ -130,7 +130,7 @@ DOCUMENTS: dict[str, Any] = {
         "output_throughput": 9.0,
         "duration": 1.0,
         "median_tpot": 0.1,
-        "date": "20260213-135636",
+        "date": "20260203-101112",
         "max_concurrency": 2,
     },
     "speculative": ROW,

@@ -294,7 +294,14 @@ def test_rates_with_the_draft_tokens_known():
     assert read_rates([(2.0, 0.5)], 4).meaning == "old"
     assert read_rates([(2.0, 0.5)], 3).meaning == "new"
     assert read_rates([(2.0, 0.5)]).meaning == "unknown"  # d = 4 by the old, 3 by the new definition
-    assert read_rates([(2.0, 0.9)], 4).message.startswith("contradiction")
+    assert read_rates([(2.0, 0.9), (2.5, 0.1)], 4).message.startswith("contradiction")
+
+
+def test_rates_over_the_drafting_steps_of_a_tree():
+    """A tree of 3 steps and 8 rows: 1.4 / 3, 1.2 / 3 and 2.1 / 3 are (L - 1) / (n - 1) with n = 4, not 8."""
+    read = read_rates([(2.4, 0.47), (2.2, 0.40), (3.1, 0.70)], 8)
+    assert "n = 4 and not the d = 8" in read.message
+    assert not read.message.startswith("contradiction")
 
 
 # --- the command

@@ -274,7 +274,7 @@ def test_cut_off_and_interleaved_lines_are_named_and_skipped(tmp_path):
 
 def window(batch: int, rate: float, prompt: float = 0.0, waiting: int = 0, engine: str = "000") -> str:
     return (
-        f"(APIServer pid=1) INFO 05-15 03:22:11 [loggers.py:271] Engine {engine}: Avg prompt throughput: {prompt} tokens/s, Avg"
+        f"(APIServer pid=1) INFO 02-03 10:00:10 [loggers.py:271] Engine {engine}: Avg prompt throughput: {prompt} tokens/s, Avg"
         f" generation throughput: {rate} tokens/s, Running: {batch} reqs, Waiting: {waiting} reqs, GPU KV cache usage: 0.3%,"
         " Prefix cache hit rate: 0.0%\n"
     )
@@ -282,7 +282,7 @@ def window(batch: int, rate: float, prompt: float = 0.0, waiting: int = 0, engin
 
 def spec(length: float, accepted: int, drafted: int, positions: str, seconds: float = 10.0) -> str:
     return (
-        f"(APIServer pid=1) INFO 05-15 03:22:11 [metrics.py:101] SpecDecoding metrics: Mean acceptance length: {length}, Accepted"
+        f"(APIServer pid=1) INFO 02-03 10:00:10 [metrics.py:101] SpecDecoding metrics: Mean acceptance length: {length}, Accepted"
         f" throughput: {accepted / seconds:.2f} tokens/s, Drafted throughput: {drafted / seconds:.2f} tokens/s, Accepted: {accepted}"
         f" tokens, Drafted: {drafted} tokens, Per-position acceptance rate: {positions}, Avg Draft acceptance rate:"
         f" {100 * accepted / max(drafted, 1):.1f}%\n"
@@ -325,7 +325,7 @@ def test_vllm_v1_before_may_2025_leaves_the_bonus_token_out(tmp_path):
 def test_vllm_v0_line(tmp_path):
     """Efficiency 0.5 of k + 1 = 6 tokens: L = 3."""
     line = (
-        "INFO 02-06 03:05:53 metrics.py:475] Speculative metrics: Draft acceptance rate: 0.450, System efficiency: 0.500, Number of"
+        "INFO 02-03 10:00:10 metrics.py:475] Speculative metrics: Draft acceptance rate: 0.450, System efficiency: 0.500, Number of"
         " speculative tokens: 5, Number of accepted tokens: 45, Number of draft tokens: 100, Number of emitted tokens: 60.\n"
     )
     assert one(tmp_path, line).points[0].tokens_per_cycle == pytest.approx(3.0)
@@ -375,7 +375,7 @@ def test_vllm_settings_that_are_cut_off(tmp_path):
 
 def test_llama_speculative_summary(tmp_path):
     """400 tokens of which 300 accepted: 100 cycles, length 4, 20 s / 100 = 200 ms."""
-    text = "encoded   12 tokens in    0.514 seconds, speed:   23.325 t/s\ndecoded  400 tokens in   20.000 seconds, speed:   20.0 t/s\n"
+    text = "encoded   20 tokens in    0.500 seconds, speed:   40.000 t/s\ndecoded  400 tokens in   20.000 seconds, speed:   20.0 t/s\n"
     text += "n_draft   = 16\nn_predict = 400\nn_drafted = 900\nn_accept  = 300\naccept    = 33.333%\n"
     (point,) = one(tmp_path, text).points
     assert point.tokens_per_cycle == pytest.approx(4.0)
@@ -387,7 +387,7 @@ def test_llama_server_lines(tmp_path):
     text = (
         "0.06 I slot print_timing: id  1 | task 0 | prompt eval time =      99.00 ms /    12 tokens (    8.25 ms per token)\n"
         "0.06 I slot print_timing: id  1 | task 0 |        eval time =    2500.00 ms /   250 tokens (   10.00 ms per token)\n"
-        "0.06 I slot print_timing: id  1 | task 0 | draft acceptance = 0.50000 (  150 accepted /   300 generated), mean acceptance"
+        "0.06 I slot print_timing: id  1 | task 5 | draft acceptance = 0.50000 (  150 accepted /   300 generated), mean acceptance"
         " length =  2.50, acceptance rate per position = (0.700, 0.500, 0.300)\n"
         "0.06 I statistics     draft-eagle3: #calls(b,g,a) =    1     80     80, #gen drafts =     80, #acc drafts =    70, #gen tokens"
         " =    240, #acc tokens =   120, #mean acc len = 2.50, #acc rate/pos = (0.700, 0.500, 0.300), dur(b,g,a) = 0.005, 300.000,"
@@ -419,3 +419,8 @@ def test_a_mixed_file_gives_all_its_parts(tmp_path):
     text = decode(0, 1, 80) + decode(1, 1, 80) + spec(2.6, 640, 1200, "0.800, 0.500, 0.300")
     text += "draft acceptance = 0.5 (  100 accepted /   200 generated), 80 drafts\nnoise\n"
     assert {r.name for r in read(tmp_path, text)} == {"SGLang server log", "vLLM server log", "llama.cpp log"}
+
+
+def test_untagged_and_tagged_lines_of_joined_logs_both_count(tmp_path):
+    log = decode(0, 1, 80, tag="") + decode(1, 1, 80, tag="") + decode(2, 4, 200) + decode(3, 4, 200)
+    assert [p.batch for p in one(tmp_path, log).points] == [1, 4]
