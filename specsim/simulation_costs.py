@@ -6,7 +6,7 @@ A step of the simulator needs one number, so the vectorised cost model is evalua
                       sqrt 2, and where an attention window fills). Costs are linear in between, so this is exact but
                       for the cell where an operator turns from memory- to compute-bound
     prefill           piecewise linear in new tokens (each up to 256, then 2 % apart) and in the mean cached tokens
-                      that a row attends to, which is all that attention's work depends on
+                      that a row attends to (powers of the fourth root of 2), all that attention's work depends on
     both in one step  prefill of all rows + what the cached tokens of the decoding sequences add (vLLM mixes; SGLang
                       does not): prefill(P + B d) + step(B, context) - target pass(B, context 0)
 
@@ -15,6 +15,7 @@ The error of the interpolation is below 0.5 % (tests/test_simulation.py). Times 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -101,6 +102,11 @@ class Server:
         ):
             if value < 1:
                 raise InputError(f"{value} {name}", where="server", mend="give 1 or more")
+        falls = (1.0, *self.survival, 0.0)
+        if any(not a >= b for a, b in itertools.pairwise(falls)):
+            raise InputError(
+                "survival does not fall from 1 to 0", where="server", mend="give P(at least 1, 2, ... accepted)"
+            )
         if not 0 <= self.prefix_rate < 1:
             raise InputError(
                 f"{self.prefix_rate:g} is not in [0, 1)",
@@ -269,7 +275,7 @@ def tables(s: Scenario, machine: Machine, max_batch: int, chunk: int) -> Costs:
         )
     )
     tokens = tokens[tokens <= most].astype(float)
-    reach = _nodes(widest, _windows(s))
+    reach = _nodes(widest, _windows(s), by=0.25)
     prefill = prefill_seconds(s, machine, np.maximum(tokens, 1.0)[:, None], reach[None, :])
 
     def ps(seconds: Array) -> Array:
@@ -295,8 +301,8 @@ def _windows(s: Scenario) -> list[float]:
     return sorted(found | compressed)
 
 
-def _nodes(widest: float, more: Iterable[float]) -> Array:
-    powers = 2.0 ** np.arange(4.0, math.log2(max(widest, 64)) + 0.5, 0.5)
+def _nodes(widest: float, more: Iterable[float], by: float = 0.5) -> Array:
+    powers = 2.0 ** np.arange(4.0, math.log2(max(widest, 64)) + by, by)
     return np.unique(np.concatenate([[0.0], powers.round(), [x for x in more if x > 0]]))
 
 

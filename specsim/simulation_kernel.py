@@ -3,6 +3,10 @@
 `Kernel` has the face of `Reference`. One row of an array is one request that has started:
 
     request arrival started input output x1 x2 serial generated cached need held first last queued
+
+What changes in every decode step lies apart, in one array each: `left`, the tokens still to generate, and the states
+`x1`, `x2` of the draws. While a request decodes, the rest follows: generated = output - left, cached = held = input +
+generated - 1, and `last` is the end of the step before for all but those that joined since (from OLD on).
 """
 
 from __future__ import annotations
@@ -41,7 +45,7 @@ COLUMNS = 15
 
 # The scheduler's state between two calls.
 (HEAD, RELEASED, RUNNING, RETRACTED, PARTIAL, FREED_AT, FREED, UNUSED, FLIGHT, USED, SUM, GHOSTS, GHOST_CACHED,
- GHOST_HELD, NEXT_SERIAL, STATES) = range(16)  # fmt: skip
+ GHOST_HELD, NEXT_SERIAL, OLD, LAST_DECODE, STATES) = range(18)  # fmt: skip
 
 # What the server and its clients are.
 MIXED, MAX_RUNNING, CHUNK, KV, OVERLAP, ROWS, CLIENTS, PARAMETERS = range(8)
@@ -156,7 +160,17 @@ def _note_step(start: int, took: int, rows: int, batch: int, s: Ints, waiting: i
 
 
 def _make_room(
-    prefix_rate: float, s: Ints, p: Ints, ratio: Floats, running: Ints, partial: Ints, retracted: Ints, c: Ints
+    prefix_rate: float,
+    s: Ints,
+    p: Ints,
+    ratio: Floats,
+    running: Ints,
+    left: Ints,
+    x1: Ints,
+    x2: Ints,
+    partial: Ints,
+    retracted: Ints,
+    c: Ints,
 ) -> bool:
     """Retract requests until the next decode step fits; true if any was."""
     found = False
@@ -167,23 +181,33 @@ def _make_room(
         else:
             worst = 0
             for i in range(1, s[RUNNING]):
-                a, b = running[i], running[worst]
-                newer = a[SERIAL] > b[SERIAL]
+                newer = running[i, SERIAL] > running[worst, SERIAL]
+                made = running[i, OUTPUT] - left[i]
+                least = running[worst, OUTPUT] - left[worst]
                 if p[MIXED]:
                     if newer:
                         worst = i
-                elif a[GENERATED] != b[GENERATED]:
-                    if a[GENERATED] < b[GENERATED]:
+                elif made != least:
+                    if made < least:
                         worst = i
-                elif a[INPUT] != b[INPUT]:
-                    if a[INPUT] > b[INPUT]:
+                elif running[i, INPUT] != running[worst, INPUT]:
+                    if running[i, INPUT] > running[worst, INPUT]:
                         worst = i
                 elif newer:
                     worst = i
             victim = running[worst].copy()
+            victim[GENERATED] = victim[OUTPUT] - left[worst]
+            victim[CACHED] = victim[INPUT] + victim[GENERATED] - 1
+            victim[HELD] = victim[CACHED]
+            victim[X1] = x1[worst]
+            victim[X2] = x2[worst]
+            if worst < s[OLD]:
+                victim[LAST] = s[LAST_DECODE]
+                s[OLD] -= 1
             s[SUM] -= victim[CACHED]
             for i in range(worst, s[RUNNING] - 1):
                 running[i] = running[i + 1]
+                left[i], x1[i], x2[i] = left[i + 1], x1[i + 1], x2[i + 1]
             s[RUNNING] -= 1
         again = victim[CACHED] if victim[NEED] else victim[INPUT] + victim[GENERATED]
         c[RECOMPUTED] += again - int(victim[INPUT] * prefix_rate)
@@ -198,7 +222,7 @@ def _make_room(
     if found and not p[MIXED]:
         made, most = RETRACT_STEPS * s[RUNNING], 1
         for i in range(s[RUNNING]):
-            made += running[i, GENERATED]
+            made += running[i, OUTPUT] - left[i]
             most += running[i, OUTPUT]
         ratio[0] = min(1.0, made / most)
     return found
@@ -219,6 +243,9 @@ def _plan(
     p: Ints,
     ratio: Floats,
     running: Ints,
+    left: Ints,
+    x1: Ints,
+    x2: Ints,
     partial: Ints,
     retracted: Ints,
     plan: Ints,
@@ -232,7 +259,7 @@ def _plan(
     budget = p[CHUNK]
     growth = 0
     if mixed:
-        if make_room(prefix_rate, s, p, ratio, running, partial, retracted, c):
+        if make_room(prefix_rate, s, p, ratio, running, left, x1, x2, partial, retracted, c):
             return 0
         budget -= (s[RUNNING] + s[GHOSTS]) * p[ROWS]
         growth = s[RUNNING] * p[ROWS]
@@ -263,14 +290,14 @@ def _plan(
                 break
         else:
             if reserved < 0:
-                left = 0
+                coming = 0
                 for i in range(s[RUNNING]):
-                    left += min(running[i, OUTPUT] - running[i, GENERATED], CLIP)
-                reserved = ratio[0] * left
-                left = 0
+                    coming += min(left[i], CLIP)
+                reserved = ratio[0] * coming
+                coming = 0
                 for i in range(n):
-                    left += min(plan[i, OUTPUT] - plan[i, GENERATED], CLIP)
-                reserved += left
+                    coming += min(plan[i, OUTPUT] - plan[i, GENERATED], CLIP)
+                reserved += coming
             alone = s[RUNNING] == 0 and n == 0 and s[GHOSTS] == 0
             if not alone and s[USED] + reserved + (total + rest) > p[KV]:
                 break
@@ -305,7 +332,7 @@ def _plan(
         open_ = take[n] == plan[n, NEED]
         n += 1
     if n == 0 and not mixed:
-        make_room(prefix_rate, s, p, ratio, running, partial, retracted, c)
+        make_room(prefix_rate, s, p, ratio, running, left, x1, x2, partial, retracted, c)
     return n
 
 
@@ -374,6 +401,28 @@ finish = _compile(_finish)
 release = _compile(_release)
 
 
+def _nothing_new(last: bool, pending: Ints, s: Ints, p: Ints, c: Ints) -> bool:
+    """`release` would do nothing and answer true: a short cut for most steps."""
+    if s[RUNNING] == 0 or s[RELEASED] == len(pending):
+        return last and s[RUNNING] > 0
+    if p[CLIENTS] and s[UNUSED] == 0 and s[FREED] == 0:
+        return True
+    return pending[s[RELEASED], 1] > c[NOW]  # type: ignore[no-any-return]
+
+
+def _settled(pending: Ints, s: Ints, p: Ints, c: Ints) -> bool:
+    """`_plan` would find nothing to prefill or to retract: a short cut for most steps."""
+    if s[RUNNING] == 0 or s[PARTIAL] or s[USED] + s[RUNNING] * p[ROWS] > p[KV]:
+        return False
+    if s[RUNNING] + s[GHOSTS] >= p[MAX_RUNNING]:
+        return True
+    return not s[RETRACTED] and (s[HEAD] == s[RELEASED] or pending[s[HEAD], 1] > c[VISIBLE])
+
+
+nothing_new = _compile(_nothing_new)
+settled = _compile(_settled)
+
+
 def _advance(
     last: bool,
     prefix_rate: float,
@@ -382,6 +431,9 @@ def _advance(
     p: Ints,
     ratio: Floats,
     running: Ints,
+    left: Ints,
+    x1: Ints,
+    x2: Ints,
     partial: Ints,
     retracted: Ints,
     freed: Ints,
@@ -402,15 +454,47 @@ def _advance(
 ) -> int:
     finished = 0
     gains = np.zeros(len(thresholds) + 2, dtype=np.int64)
-    while release(last, pending, s, p, ratio, freed, c):
+    while nothing_new(last, pending, s, p, c) or release(last, pending, s, p, ratio, freed, c):
         start = c[NOW]
-        n = plan_prefill(
-            c[VISIBLE], prefix_rate, pending, s, p, ratio, running, partial, retracted, plan, take, c, timeline
-        )
+        n = 0
+        if not settled(pending, s, p, c):
+            n = plan_prefill(
+                c[VISIBLE],
+                prefix_rate,
+                pending,
+                s,
+                p,
+                ratio,
+                running,
+                left,
+                x1,
+                x2,
+                partial,
+                retracted,
+                plan,
+                take,
+                c,
+                timeline,
+            )
         decodes = p[MIXED] != 0 or n == 0
         if n == 0 and s[RUNNING] == 0 and s[GHOSTS] == 0:
             n = plan_prefill(
-                start, prefix_rate, pending, s, p, ratio, running, partial, retracted, plan, take, c, timeline
+                start,
+                prefix_rate,
+                pending,
+                s,
+                p,
+                ratio,
+                running,
+                left,
+                x1,
+                x2,
+                partial,
+                retracted,
+                plan,
+                take,
+                c,
+                timeline,
             )
             decodes = p[MIXED] != 0
         rows = 0
@@ -441,48 +525,42 @@ def _advance(
             ratio[0] = max(ratio[0] - (INIT_RATIO - LEAST_RATIO) / DECAY_STEPS, LEAST_RATIO)
             c[SEQUENCE_STEPS] += s[RUNNING]
             kept = 0
-            grown = 0
-            shared = -1  # the gap of most chunks, counted by size and noted once
+            shared = now - s[LAST_DECODE]  # the gap of most chunks: counted by size and noted once
             drafts = len(thresholds)
             for i in range(s[RUNNING]):
                 gained = 1
                 if drafts:
-                    x1 = running[i, X1] * A1 % M1
-                    x2 = running[i, X2] * A2 % M2
-                    running[i, X1] = x1
-                    running[i, X2] = x2
-                    z = x1 - x2
-                    if z <= 0:
-                        z += M1 - 1
-                    while gained <= drafts and z <= thresholds[gained - 1]:
-                        gained += 1
-                left = running[i, OUTPUT] - running[i, GENERATED]
-                gained = min(gained, left)
+                    x1[i] = x1[i] * A1 % M1
+                    x2[i] = x2[i] * A2 % M2
+                    z = x1[i] - x2[i]
+                    z += (M1 - 1) * (z <= 0)
+                    for j in range(
+                        drafts
+                    ):  # thresholds never rise, so their order does not matter: no branch to mispredict
+                        gained += z <= thresholds[j]
+                gained = min(gained, left[i])
+                left[i] -= gained
                 out += gained
-                gap = now - running[i, LAST]
-                if shared < 0:
-                    shared = gap
-                if gap == shared:
+                if i < s[OLD]:
                     gains[gained] += 1
                 else:
-                    note_chunk(gap, gained, 1, c, chunk_histogram, token_histogram)
-                running[i, GENERATED] += gained
-                running[i, CACHED] += gained
-                running[i, HELD] += gained
-                running[i, LAST] = now
-                if gained == left:
-                    s[USED] += gained
-                    s[SUM] += gained - running[i, CACHED]
+                    note_chunk(now - running[i, LAST], gained, 1, c, chunk_histogram, token_histogram)
+                if left[i] == 0:
+                    running[i, CACHED] = running[i, INPUT] + running[i, OUTPUT] - 1
+                    running[i, HELD] = running[i, CACHED]
+                    s[SUM] -= running[i, CACHED]
                     finish(running[i], now, s, p, freed, c, done, finished)
                     finished += 1
                 else:
-                    grown += gained
                     if kept != i:
                         running[kept] = running[i]
+                        left[kept], x1[kept], x2[kept] = left[i], x1[i], x2[i]
                     kept += 1
-            s[USED] += grown
-            s[SUM] += grown
+            s[USED] += out
+            s[SUM] += out
             s[RUNNING] = kept
+            s[OLD] = kept
+            s[LAST_DECODE] = now
             c[DECODE_TOKENS] += out
             for gained in range(1, len(gains)):
                 if gains[gained]:
@@ -508,7 +586,10 @@ def _advance(
                 finish(slot, now, s, p, freed, c, done, finished)
                 finished += 1
             else:
-                running[s[RUNNING]] = slot
+                at = s[RUNNING]
+                running[at] = slot
+                left[at] = slot[OUTPUT] - slot[GENERATED]
+                x1[at], x2[at] = slot[X1], slot[X2]
                 s[RUNNING] += 1
                 s[SUM] += slot[CACHED]
         s[USED] -= gone
@@ -544,6 +625,7 @@ class Kernel:
         self._running, self._retracted, self._plan = (
             np.zeros((server.max_running + 1, COLUMNS), dtype=np.int64) for _ in range(3)
         )
+        self._left, self._x1, self._x2 = (np.zeros(server.max_running + 1, dtype=np.int64) for _ in range(3))
         self._partial = np.zeros((1, COLUMNS), dtype=np.int64)
         self._take = np.zeros(server.max_running + 1, dtype=np.int64)
         self._freed = np.zeros(clients + 1, dtype=np.int64)
@@ -570,7 +652,7 @@ class Kernel:
         """Run until more requests must be known, or with `last` to the end. Returns what completed: (n, DONE_FIELDS)."""
         done = np.zeros((len(self._pending) + self.server.max_running + 1, len(DONE_FIELDS)), dtype=np.int64)
         n = advance(
-            last, self.server.prefix_rate, self._pending, self._state, self._parameters, self._ratio, self._running,
+            last, self.server.prefix_rate, self._pending, self._state, self._parameters, self._ratio, self._running, self._left, self._x1, self._x2,
             self._partial, self._retracted, self._freed, self._plan, self._take, self._thresholds, *self._tables,
             self.counters, self.chunk_histogram, self.token_histogram, self.timeline, done,
         )  # fmt: skip
