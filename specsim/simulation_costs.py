@@ -80,7 +80,8 @@ class Server:
     policy: "prefill-first" (SGLang: a step prefills while requests wait, else decodes) or "mixed" (vLLM: every step
     decodes, and prefills with the tokens left of its budget). chunk_tokens: rows of a prefill step at most. kv_tokens:
     tokens that the KV cache holds. overlap: the next step is decided while one runs, so it cannot know how that ends.
-    prefix_rate: share of every prompt found in the prefix cache.
+    prefix_rate: share of every prompt found in the prefix cache. overhead_s: from sending a request to the scheduler's
+    seeing it (network, tokeniser).
     """
 
     costs: Costs
@@ -91,6 +92,7 @@ class Server:
     overlap: bool = True
     survival: tuple[float, ...] = ()
     prefix_rate: float = 0.0
+    overhead_s: float = 0.0
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
@@ -113,6 +115,10 @@ class Server:
                 where="--prefix-rate",
                 mend="give the share of a prompt that is cached",
             )
+        if not 0 <= self.overhead_s < 3600:
+            raise InputError(
+                f"{1e3 * self.overhead_s:g} ms", where="--overhead-ms", mend="give milliseconds, 0 or more"
+            )
         if self.max_running >= len(self.costs.step):
             raise InputError(
                 f"has step times up to batch {len(self.costs.step) - 1}", where="server", mend="lower max_running"
@@ -132,6 +138,7 @@ def server_of(
     chunk_tokens: int | None = None,
     overlap: bool | None = None,
     prefix_rate: float = 0.0,
+    overhead_s: float = 0.0,
     histogram: Iterable[float] | None = None,
 ) -> Server:
     """The server of a scenario (its batch and context play no part). `concurrency`: requests in flight at most.
@@ -159,6 +166,7 @@ def server_of(
         overlap=on,
         survival=survival,
         prefix_rate=prefix_rate,
+        overhead_s=overhead_s,
     )
 
 
@@ -320,16 +328,14 @@ def capacity(server: Server, input_tokens: float, output_tokens: float) -> float
     new = max(1.0, input_tokens * (1 - server.prefix_rate))
     context = input_tokens + output_tokens / 2
     b = np.arange(1, max(1, min(server.max_running, int(server.kv_tokens / (context + c.rows)))) + 1)
-    step = (
-        np.array([np.interp(context, c.contexts, row) for row in c.step[b]])
-        if len(b) < 64
-        else _interpolated(c, b, context)
-    )
+    i, share = _place(c.contexts, context)
+    step = c.step[b, i] + share * (c.step[b, i + 1] - c.step[b, i])
     chunk = min(server.chunk_tokens, c.tokens[-1])
     pieces = new / chunk if new > chunk else 1 / max(1, int(chunk / new))  # prefill steps a request takes its share of
     full = min(chunk, new * max(1, int(chunk / new)))
     mean_reach = input_tokens - new + min(new, max(new, chunk)) / 2 + 0.5
-    column = np.array([np.interp(mean_reach, c.reach, row) for row in c.prefill])
+    i, share = _place(c.reach, mean_reach)
+    column = c.prefill[:, i] + share * (c.prefill[:, i + 1] - c.prefill[:, i])
     prefill = pieces * float(np.interp(full, c.tokens, column))
     decode = max(output_tokens - 1, 0.0) / server.accept_length * step / b
     if server.policy == "mixed":  # at best every prefill row rides in a step that decodes anyway
@@ -338,7 +344,7 @@ def capacity(server: Server, input_tokens: float, output_tokens: float) -> float
     return math.inf if seconds == 0 else 1 / seconds
 
 
-def _interpolated(c: Costs, b: NDArray[np.int64], context: float) -> Array:
-    i = int(np.clip(np.searchsorted(c.contexts, context) - 1, 0, len(c.contexts) - 2))
-    share = (context - c.contexts[i]) / (c.contexts[i + 1] - c.contexts[i])
-    return np.asarray(c.step[b, i] + share * (c.step[b, i + 1] - c.step[b, i]))
+def _place(nodes: Array, at: float) -> tuple[int, float]:
+    """(left node, share of the way to the next); outside, along the first or last segment."""
+    i = int(np.clip(np.searchsorted(nodes, at) - 1, 0, len(nodes) - 2))
+    return i, float((at - nodes[i]) / (nodes[i + 1] - nodes[i]))

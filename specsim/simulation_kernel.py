@@ -48,7 +48,7 @@ COLUMNS = 15
  GHOST_HELD, NEXT_SERIAL, OLD, LAST_DECODE, STATES) = range(18)  # fmt: skip
 
 # What the server and its clients are.
-MIXED, MAX_RUNNING, CHUNK, KV, OVERLAP, ROWS, CLIENTS, PARAMETERS = range(8)
+MIXED, MAX_RUNNING, CHUNK, KV, OVERLAP, ROWS, CLIENTS, OVERHEAD = range(8)
 
 # Counters, as constants that numba can freeze.
 NOW, VISIBLE, BUSY, PREFILL_BUSY = (COUNTER[n] for n in ("now", "visible", "busy", "prefill_busy"))
@@ -97,12 +97,12 @@ prefill_time = _compile(_prefill_time)
 
 
 def _next_arrival(arrival: int, s: Ints, p: Ints, freed: Ints) -> int:
-    """When the next request is sent; -1: no client is free."""
-    if p[CLIENTS] == 0 or s[UNUSED] > 0:
-        return arrival
-    if s[FREED] == 0:
-        return -1
-    return max(arrival, freed[s[FREED_AT]])  # type: ignore[no-any-return]
+    """When the scheduler sees the next request; -1: no client is free."""
+    if p[CLIENTS] and s[UNUSED] == 0:
+        if s[FREED] == 0:
+            return -1
+        arrival = max(arrival, freed[s[FREED_AT]])
+    return arrival + p[OVERHEAD]  # type: ignore[no-any-return]
 
 
 def _free(now: int, s: Ints, p: Ints, freed: Ints) -> None:
@@ -350,7 +350,7 @@ def _finish(slot: Ints, now: int, s: Ints, p: Ints, freed: Ints, c: Ints, done: 
     else:
         s[USED] -= slot[HELD]
     done[n, 0] = slot[REQUEST]
-    done[n, 1] = slot[ARRIVAL]
+    done[n, 1] = slot[ARRIVAL] - p[OVERHEAD]
     done[n, 2] = slot[STARTED]
     done[n, 3] = slot[FIRST]
     done[n, 4] = now
@@ -407,7 +407,7 @@ def _nothing_new(last: bool, pending: Ints, s: Ints, p: Ints, c: Ints) -> bool:
         return last and s[RUNNING] > 0
     if p[CLIENTS] and s[UNUSED] == 0 and s[FREED] == 0:
         return True
-    return pending[s[RELEASED], 1] > c[NOW]  # type: ignore[no-any-return]
+    return pending[s[RELEASED], 1] + p[OVERHEAD] > c[NOW]  # type: ignore[no-any-return]
 
 
 def _settled(pending: Ints, s: Ints, p: Ints, c: Ints) -> bool:
@@ -618,7 +618,16 @@ class Kernel:
         self._state[UNUSED] = clients
         mixed = int(server.policy == "mixed")
         self._parameters = np.asarray(
-            [mixed, server.max_running, server.chunk_tokens, server.kv_tokens, server.overlap, costs.rows, clients],
+            [
+                mixed,
+                server.max_running,
+                server.chunk_tokens,
+                server.kv_tokens,
+                server.overlap,
+                costs.rows,
+                clients,
+                round(server.overhead_s * 1e12),
+            ],
             dtype=np.int64,
         )
         self._ratio = np.asarray([INIT_RATIO])

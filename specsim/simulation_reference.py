@@ -118,6 +118,7 @@ class Reference:
         self.partial: Slot | None = None
         self.freed: deque[int] = deque()
         self.unused = clients
+        self.overhead = round(server.overhead_s * 1e12)
         self.flight = 0
         self.fed = 0
         self.used = 0  # tokens of the KV cache
@@ -170,11 +171,13 @@ class Reference:
             self.ratio = INIT_RATIO
 
     def _next_arrival(self) -> int | None:
-        """When the next request is sent: at its own time, or when a client is free. None: no client is free yet."""
-        arrival = self.pending[0][1]
-        if not self.clients or self.unused:
-            return arrival
-        return max(arrival, self.freed[0]) if self.freed else None
+        """When the scheduler sees the next request, sent at its own time or when a client is free. None: none is yet."""
+        sent = self.pending[0][1]
+        if self.clients and not self.unused:
+            if not self.freed:
+                return None
+            sent = max(sent, self.freed[0])
+        return sent + self.overhead
 
     def _arrive(self, time: int) -> None:
         request, _, given, made, x1, x2 = self.pending.popleft()
@@ -295,7 +298,15 @@ class Reference:
         else:
             self.used -= slot.held
         self.done.append(
-            (slot.request, slot.arrival, slot.started, slot.first, now, slot.input_tokens, slot.output_tokens)
+            (
+                slot.request,
+                slot.arrival - self.overhead,
+                slot.started,
+                slot.first,
+                now,
+                slot.input_tokens,
+                slot.output_tokens,
+            )
         )
 
     # --- the scheduler ----------------------------------------------------------------------------------------------

@@ -220,6 +220,7 @@ def runs(draw: st.DrawFn) -> tuple[Server, dict[str, Any], int | None]:
         overlap=draw(st.booleans()),
         survival=survival,
         prefix_rate=draw(st.sampled_from([0.0, 0.3])),
+        overhead_s=draw(st.sampled_from([0.0, 0.004])),
     )
     load = {
         "count": draw(st.integers(1, 80)),
@@ -364,6 +365,24 @@ def test_full_memory_retracts_and_still_finishes() -> None:
         assert run.metrics.counters["retractions"] > 0
         assert run.metrics.counters["peak_kv"] <= 500
         assert any("retractions" in w for w in run.warnings)
+
+
+def test_overhead_delays_what_the_scheduler_sees() -> None:
+    """A prefill of 2 ms, seen 5 ms after it was sent: 7 ms to the first token; a client sends its next at the end of it."""
+    server = Server(Costs.fixed(0.010, 0.002), "prefill-first", 1, 64, 4096, overlap=False, overhead_s=0.005)
+    m = simulate(server, requests((1, 10, 1), (1, 10, 1)), concurrency=1).metrics
+    assert m.rows is not None
+    assert (m.rows[:, 1:5] // 10**9).tolist() == [[1000, 1005, 1007, 1007], [1007, 1012, 1014, 1014]]
+
+
+def test_without_numba_the_results_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server(Costs.fixed(0.010, 0.002, batch=4), "mixed", 4, 64, 4096)
+    load = {"count": 50, "inputs": Lengths(30), "outputs": Lengths(20), "rate": 10.0}
+    fast = simulate(server, synthetic(**load))  # type: ignore[arg-type]
+    monkeypatch.setattr("specsim.simulation.find_spec", lambda name: None)
+    plain_run = simulate(server, synthetic(**load))  # type: ignore[arg-type]
+    assert (fast.compiled, plain_run.compiled) == (True, False)
+    assert fast.metrics.json() == plain_run.metrics.json()
 
 
 def test_prefix_caching_prefills_less() -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 REQUESTS, INPUT, OUTPUT = 1000, 1024, 256
 OWN = (
     "num_requests", "rate", "burstiness", "concurrency", "trace", "speed", "spread", "input_tokens", "output_tokens", "range_ratio",
-    "prefix_rate", "accept_histogram", "chunk_tokens", "no_overlap", "ttft_ms", "tpot_ms", "e2e_ms", "seed", "requests_out", "plot",
+    "prefix_rate", "overhead_ms", "accept_histogram", "chunk_tokens", "no_overlap", "ttft_ms", "tpot_ms", "e2e_ms", "seed", "requests_out", "plot",
 )  # fmt: skip
 SMALL = 60_000  # decode steps of a sequence: plain Python is done with them before a kernel is compiled
 
@@ -47,6 +47,9 @@ SMALL = 60_000  # decode steps of a sequence: plain Python is done with them bef
     "--range-ratio", type=float, metavar="F", help="Draw lengths from F x tokens to tokens; default 1, all alike."
 )
 @click.option("--prefix-rate", type=float, default=0.0, metavar="F", help="Share of each prompt in the prefix cache.")
+@click.option(
+    "--overhead-ms", type=float, default=0.0, help="From sending a request to the scheduler's seeing it; default 0."
+)
 @click.option("--accept-histogram", type=Rates(), help="How often a cycle gained 1, 2, ... tokens, as recorded.")
 @click.option("--chunk-tokens", type=COUNT, help="Tokens of a prefill step at most; default: the engine's.")
 @click.option("--no-overlap", is_flag=True, help="Decide each step after the one before, not during it.")
@@ -83,6 +86,7 @@ def command(as_json: bool, **options: Any) -> None:
         chunk_tokens=own["chunk_tokens"],
         overlap=False if own["no_overlap"] else None,
         prefix_rate=own["prefix_rate"],
+        overhead_s=own["overhead_ms"] / 1e3,
         histogram=own["accept_histogram"],
     )
     load, mean_input, mean_output, count = _load(own)
@@ -186,6 +190,7 @@ def _document(s: Scenario, server: Server, own: dict[str, Any], run: Simulation,
             "kv_tokens": server.kv_tokens,
             "overlap": server.overlap,
             "prefix_rate": server.prefix_rate,
+            "overhead_ms": own["overhead_ms"],
         },
         **run.metrics.json(),
         "warnings": warnings,
