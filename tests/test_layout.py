@@ -23,7 +23,8 @@ READING_ORDER = """
     workload simulation_costs simulation_reference metrics simulation_kernel simulation
     replay importers
     fitting tables derive calibrate
-    observe_read observe_checks observe_bench observe_metrics observe_trace observe_logs observations
+    observe_read observe_checks observe_serving observe_sglang observe_vllm observe_llama
+    observe_bench observe_metrics observe_trace observations
     live kernels server setups measure validate
 """.split()  # noqa: SIM905
 
