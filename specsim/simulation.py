@@ -10,6 +10,7 @@ give the same results to the bit. Memory does not grow with the number of reques
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -65,7 +66,7 @@ def simulate(
     for goodput. compiled: None takes numba where it is installed. Raises InputError when no request can run.
     """
     for name, limit in (targets_ms or {}).items():
-        if name not in ("ttft", "tpot", "e2e_latency") or not limit > 0:
+        if name not in ("ttft", "tpot", "e2e_latency") or not 0 < limit < math.inf:
             raise InputError(
                 f"{name} {limit:g} ms is not a target", where="targets", mend="ttft, tpot or e2e_latency, above 0"
             )

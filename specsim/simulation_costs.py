@@ -43,6 +43,7 @@ POLICIES = ("prefill-first", "mixed")
 SGLANG_CHUNK = ((35.0, 2048), (60.0, 4096), (160.0, 8192), (math.inf, 16384))
 VLLM_CHUNK = ((70.0, 2048), (math.inf, 8192))
 SGLANG_RUNNING = 4096
+STATE_SHARE = 0.9 / 1.9  # SGLang --mamba-full-memory-ratio 0.9: state to KV cache
 SGLANG_PREFILL = 16384  # --max-prefill-tokens, the limit when chunks are off
 
 
@@ -154,7 +155,7 @@ def server_of(
     if not sglang:
         running = min(running, max(1, chunk // rows))  # every running request's rows fit the token budget
     running = running if concurrency is None else min(running, concurrency)
-    kv = kv_capacity(s, running)
+    kv, running = cache_limits(s, running)
     running = min(running, kv)
     on = not s.options.get("disable_overlap", False) if overlap is None else overlap
     return Server(
@@ -216,23 +217,32 @@ def running_limit(s: Scenario) -> int:
     return int(tiers["large" if s.profile.gpu.memory_gb * 1e9 / 2**20 >= tiers["large_from_mib"] else "small"])
 
 
-def kv_capacity(s: Scenario, running: int) -> int:
-    """Tokens that the KV cache of all attention groups holds. Raises InputError when the weights leave no room."""
-    if s.options.get("max_total_tokens"):
-        return int(s.options["max_total_tokens"])
+def cache_limits(s: Scenario, running: int) -> tuple[int, int]:
+    """(tokens that the KV caches of all attention groups hold, requests that run at once).
+
+    Recurrent states take at most `STATE_SHARE` of what the weights leave, which lowers the requests that run. Raises
+    InputError when the weights leave no room.
+    """
     models = [s.model] if s.draft is None else [s.model, s.draft]
     capacity = s.profile.gpu.memory_gb * 1e9 * float(s.options.get("mem_fraction") or 1 - RESERVE)
     weights = sum(rank_weights(m, s.parallel) for m in models)
-    state = math.ceil(running / s.parallel.dp) * sum(rank_state(m, s.parallel) for m in models)
-    left = capacity - weights - state
+    state = sum(rank_state(m, s.parallel) for m in models)
     a_token = sum(rank_kv_per_token(m, s.parallel) for m in models)
-    if left <= a_token:
+    left = capacity - weights
+    dp = s.parallel.dp
+    if left <= a_token + state:
         raise InputError(
-            f"{s.model.name} does not fit: {weights / 1e9:.1f} GB of weights and {state / 1e9:.1f} GB of states on a GPU of {s.profile.gpu.memory_gb:g} GB",
+            f"{s.model.name} does not fit: {weights / 1e9:.1f} GB of weights on a GPU of {s.profile.gpu.memory_gb:g} GB",
             where="memory",
             mend="raise --tp, or take another --hardware",
         )
-    return min(int(left / a_token), 2**40) * s.parallel.dp if a_token else 2**40
+    if state:
+        running = min(running, max(1, int(STATE_SHARE * left / state)) * dp)
+        left -= math.ceil(running / dp) * state
+    given = s.options.get("max_total_tokens")
+    if given:
+        return int(given), running
+    return (min(int(left / a_token), 2**40) * dp if a_token else 2**40), running
 
 
 # --- tables ---------------------------------------------------------------------------------------------------------

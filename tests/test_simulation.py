@@ -28,8 +28,8 @@ from specsim.simulation_costs import (
     Costs,
     Server,
     acceptance_of,
+    cache_limits,
     capacity,
-    kv_capacity,
     prefill_seconds,
     server_of,
     step_seconds,
@@ -152,10 +152,10 @@ def test_a_saturated_server_gives_the_closed_form(engine: str) -> None:
     s = speculative(0.6)
     machine = machine_of(s)
     server = replace(server_of(s, machine, concurrency=32), policy=engine)
-    m = simulate(server, synthetic(640, Lengths(16), Lengths(4000)), concurrency=32).metrics
+    m = simulate(server, synthetic(640, Lengths(16), Lengths(8000)), concurrency=32).metrics
     assert s.acceptance is not None
     length = float(s.acceptance.length(2))
-    cycle = float(step_seconds(s, machine, np.asarray(32.0), np.asarray(16 + 2000.0)))
+    cycle = float(step_seconds(s, machine, np.asarray(32.0), np.asarray(16 + 4000.0)))
     assert m.accept_length == pytest.approx(length, rel=0.005)
     inside = m.timeline.tokens_per_s[5 : -len(m.timeline.tokens_per_s) // 10]  # without filling and draining
     assert inside.mean() == pytest.approx(32 * length / cycle, rel=0.01)
@@ -468,7 +468,19 @@ def test_kv_capacity_by_hand() -> None:
     s = speculative()
     assert s.draft is not None
     left = 92e9 - rank_weights(s.model, s.parallel) - rank_weights(s.draft, s.parallel)
-    assert kv_capacity(s, 8) == int(left / 10_240)
+    assert cache_limits(s, 8) == (int(left / 10_240), 8)
+
+
+def test_recurrent_states_take_at_most_their_share() -> None:
+    """Every layer linear with 2.5e9 state values = 10 GB a request and layer: of the 92 GB no 47 % hold more than one."""
+    target = dense(1)
+    layer = replace(
+        target.layers[0][0], attention=replace(target.layers[0][0].attention, kind="linear", state_values=2_500_000_000)
+    )  # type: ignore[type-var]
+    s = plain(model=replace(target, layers=((layer, 4),)))
+    assert cache_limits(s, 48) == (2**40, 1)
+    server = server_of(s, machine_of(s))
+    assert server.max_running == 1
 
 
 def test_a_model_that_does_not_fit() -> None:

@@ -56,7 +56,7 @@ SMALL = 60_000  # decode steps of a sequence: plain Python is done with them bef
 @click.option("--ttft-ms", type=float, help="Goodput target: time to first token.")
 @click.option("--tpot-ms", type=float, help="Goodput target: time per output token.")
 @click.option("--e2e-ms", type=float, help="Goodput target: time to the last token.")
-@click.option("--seed", type=int, default=0, help="Of arrivals, lengths and acceptance; default 0.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Of arrivals, lengths and acceptance; default 0.")
 @click.option("--requests-out", type=Path, metavar="FILE", help="Write one line a request (CSV).")
 @click.option("--plot", type=Path, metavar="FILE", help="Draw batch, queue and throughput over time (PNG, SVG or PDF).")
 @json_option
