@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Literal
 
 from specsim.derive import box_curves, fill, launch, scaled, small_classes
-from specsim.profiles import AllReduceCurve, Gpu, Launch, Profile, Source, SourceKind, dump_profile
+from specsim.prediction import predict
+from specsim.profiles import AllReduceCurve, Gpu, Launch, Profile, Source, SourceKind, dump_profile, latency_us, load_profile
+from specsim.scenarios import build as scenario
 from specsim.tables import Imported, import_system, release
 
 DATE = "2026-08"
@@ -233,20 +235,19 @@ def build(box: Box) -> Profile:
 
 # --- the field box: a curve inferred from two step times -----------------------------------------------------------
 
-FIELD_POINTS = {14336: 30.0, 43008: 150.0}  # us: one and three rows of 7168 bf16 values
-FIELD_SHAPE = {65536: 164.5, 131072: 279.9, 262144: 426.0, 524288: 502.6, 1048576: 863.2, 2097152: 2618.2}
-FIELD_SHAPE_43008 = 113.5  # that curve at 43,008 B
+FIELD_SIZES = (14336, 43008)  # bytes: one and three rows of 7168 bf16 values
+FIELD_TIMES = (12.1, 29.48)  # ms: decode, and a verify of three rows
 FIELD_SOURCE = (
     "inferred from two step times of one 8-GPU PCIe box: Kimi-K2.5 INT4, SGLang, TP 8, batch 1, decode 12.1 ms and a "
     "3-row verify 29.5 ms; healthy RTX PRO 6000 operators assumed for the rest"
 )
 FIELD_NOTE = (
     "two numbers fitted to two step times, so nothing is left to check them; below 14 KB the healthy box, above 43 KB "
-    "the shape of the 8x L40S NCCL 2.27.3 table of aiconfigurator_core, scaled to pass through the second point"
+    "the healthy box and what the second point lies above it"
 )
 FIELD_CAVEATS = [
     "the all-reduce curve is inferred from two step times, not measured: about 30 us at 14 KB and 150 us at 43 KB",
-    "a verify launched eagerly (about 2,200 kernels and 122 all-reduces outside a CUDA graph) explains them as well",
+    "a verify launched eagerly (about 1,500 kernels and 122 all-reduces outside a CUDA graph) explains them as well",
     "experts of three rows explain about 2 ms of the 17 ms between the two steps, a healthy all-reduce under 1 ms",
     "plain decode at batch 3 and 4 tells: about 29 ms means all-reduce or experts, 15 to 17 ms the verify path",
     "the GPU model was not recorded; 8x RTX PRO 6000 Blackwell is the likely one",
@@ -254,10 +255,30 @@ FIELD_CAVEATS = [
 
 
 def field_box(healthy: Profile) -> Profile:
-    """The PCIe box of the field report: healthy operators, and an all-reduce curve that explains both step times."""
-    points = {1024: 26.0, 4096: 27.0, **FIELD_POINTS}
-    points |= {size: round(us * FIELD_POINTS[43008] / FIELD_SHAPE_43008, 1) for size, us in FIELD_SHAPE.items()}
-    steep = curve("nccl", points, FIELD_SOURCE, FIELD_NOTE, kind="fitted")
+    """The PCIe box of the field report: healthy operators, and an all-reduce curve that explains both step times.
+
+    Both step times are nearly linear in the two latencies, with one call for each of about 123 sums, so a few
+    corrections by (measured - predicted) / 123 settle them.
+    """
+    calls = 123
+    points = [30.0, 150.0]
+    for _ in range(30):
+        box = _with_curve(healthy, points)
+        p = predict(scenario(hardware=box, draft_tokens=3), samples=0)
+        assert p.verify_ms is not None
+        found = (p.decode_ms.value, p.verify_ms.value)
+        points = [us + (ms - got) * 1e3 / calls for us, ms, got in zip(points, FIELD_TIMES, found, strict=True)]
+    return _with_curve(healthy, [round(us, 1) for us in points])
+
+
+def _with_curve(healthy: Profile, points: list[float]) -> Profile:
+    base = next(c for c in healthy.allreduce if (c.implementation, c.ranks, c.mode) == ("nccl", healthy.gpus, "graph"))
+    first, second = FIELD_SIZES
+    extra = points[1] - (latency_us(base, second) or 0.0)
+    latencies = {size: us for size, us in zip(base.bytes, base.latency_us, strict=True) if size < first / 2}
+    latencies |= dict(zip(FIELD_SIZES, points, strict=True))
+    latencies |= {size: us + extra for size, us in zip(base.bytes, base.latency_us, strict=True) if size > second}
+    steep = curve("nccl", {s: round(us, 1) for s, us in latencies.items()}, FIELD_SOURCE, FIELD_NOTE, kind="fitted")
     others = [
         c for c in healthy.allreduce if c.mode == "graph" and c.ranks < healthy.gpus and c.implementation != "oneshot"
     ]
@@ -273,7 +294,7 @@ def field_box(healthy: Profile) -> Profile:
 def profiles() -> dict[str, Callable[[], Profile]]:
     boxes = {box.name: box for box in BOXES}
     result: dict[str, Callable[[], Profile]] = {n: partial(build, box) for n, box in boxes.items()}
-    result["8x-pcie-field"] = lambda: field_box(build(boxes["8x-rtx-pro-6000"]))
+    result["8x-pcie-field"] = lambda: field_box(load_profile("8x-rtx-pro-6000"))
     for name in ("1x-h200", "2x-h200"):
         twin = boxes[f"{name}-published"]
         result[name] = partial(build, replace(twin, name=name))

@@ -1,6 +1,6 @@
 """From a calibration's samples to a hardware profile and a record.
 
-Each operator class is fitted to seconds = fixed + bytes / bandwidth + flops / peak, by least squares on relative
+Each operator class is fitted to the cost equation of specsim.ops.operator_seconds, by least squares on relative
 residuals with a robust loss, so that one odd shape does not bend the line; errors come from the covariance. What the
 samples do not pin down is said, and held at a stated value instead. All-reduce curves and launch costs are medians.
 """
@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.errors import InputError
+from specsim.ops import operator_seconds
 from specsim.profiles import AllReduceCurve, Gpu, Launch, OperatorRate, Profile, Source
 from specsim.records import Record
 
@@ -70,7 +71,7 @@ class Fit:
 
 
 def fit(seconds: Array, nbytes: Array, flops: Array, *, bandwidth: float, peak: float | None) -> Fit:
-    """Fit fixed + bytes / bandwidth + flops / peak. Arrays of shape (points,), SI.
+    """Fit fixed, bandwidth and peak of `operator_seconds`. Arrays of shape (points,), SI.
 
     bandwidth and peak are what a parameter is held at when the samples do not identify it; peak None leaves the flops
     out. Raises ValueError without points. With fewer points than parameters, what cannot be told is held.
@@ -90,7 +91,7 @@ def fit(seconds: Array, nbytes: Array, flops: Array, *, bandwidth: float, peak: 
             break
         held.append(unknown[0])
     fixed, fixed_error = max(values["fixed"], 0.0), errors["fixed"]
-    predicted = sum((values[n] * columns[n] for n in columns), np.zeros_like(seconds))
+    predicted = _predicted(values, columns)
     unsure = ("fixed",) if not fixed_error <= max(fixed, 1e-12) else ()
     return Fit(
         fixed_s=fixed,
@@ -103,31 +104,46 @@ def fit(seconds: Array, nbytes: Array, flops: Array, *, bandwidth: float, peak: 
     )
 
 
+def _predicted(values: Mapping[str, float], columns: Mapping[str, Array]) -> Array:
+    """Seconds by the cost equation. values: seconds, seconds a byte, seconds a flop, as far as there are columns."""
+    computing = values["peak"] * columns["peak"] if "peak" in columns else None
+    return operator_seconds(values["fixed"] * columns["fixed"], values["bandwidth"] * columns["bandwidth"], computing)
+
+
 def _least_squares(
     seconds: Array, columns: Mapping[str, Array], free: Sequence[str], held: Mapping[str, float]
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Coefficients of the columns and their standard errors (infinite where the samples say nothing)."""
     from scipy.optimize import least_squares
 
-    rest = sum((held[n] * columns[n] for n in held), np.zeros_like(seconds))
-    design = np.column_stack([columns[n] for n in free])
-    typical = np.median(seconds) / np.maximum(design.max(axis=0), 1e-300)  # every coefficient near 1
-    scaled = design * typical / seconds[:, None]
-    target = 1.0 - rest / seconds
+    typical = {n: float(np.median(seconds) / max(columns[n].max(), 1e-300)) for n in free}  # every unknown near 1
+
+    def residuals(x: Array) -> Array:
+        values = {n: v * typical[n] for n, v in zip(free, x, strict=True)} | dict(held)
+        return _predicted(values, columns) / seconds - 1.0
+
     solution = least_squares(
-        lambda x: scaled @ x - target, np.full(len(free), 0.5), jac=lambda x: scaled,
-        bounds=(1e-9, np.inf), loss="soft_l1", f_scale=LOSS_SCALE, x_scale="jac",
-    )  # fmt: skip
-    residuals = scaled @ solution.x - target
+        residuals, np.full(len(free), 0.5), bounds=(1e-9, np.inf), loss="soft_l1", f_scale=LOSS_SCALE, x_scale="jac"
+    )
     freedom = len(seconds) - len(free)
-    weight = 1.0 / np.sqrt(1.0 + (residuals / LOSS_SCALE) ** 2)  # of the robust loss
-    normal = (scaled * weight[:, None]).T @ scaled
+    left = residuals(solution.x)
+    weight = 1.0 / np.sqrt(1.0 + (left / LOSS_SCALE) ** 2)  # of the robust loss
+    slope = _jacobian(residuals, solution.x)
+    normal = (slope * weight[:, None]).T @ slope
     errors = np.full(len(free), np.inf)
     if freedom > 0 and np.linalg.cond(normal) < 1e12:
-        variance = float(np.sum(weight * residuals**2) / freedom)
+        variance = float(np.sum(weight * left**2) / freedom)
         errors = np.sqrt(np.maximum(np.diag(np.linalg.inv(normal)) * variance, 0.0))
-    values = dict(zip(free, solution.x * typical, strict=True)) | dict(held)
-    return values, dict(zip(free, errors * typical, strict=True)) | dict.fromkeys(held, 0.0)
+    scale = np.array([typical[n] for n in free])
+    values = dict(zip(free, solution.x * scale, strict=True)) | dict(held)
+    return values, dict(zip(free, errors * scale, strict=True)) | dict.fromkeys(held, 0.0)
+
+
+def _jacobian(function: Callable[[Array], Array], x: Array) -> Array:
+    """Central differences; the unknowns are near 1."""
+    steps = np.maximum(np.abs(x), 1e-3) * 1e-5
+    columns = [(function(x + d) - function(x - d)) / (2 * d.sum()) for d in np.diag(steps)]
+    return np.column_stack(columns)
 
 
 def points(

@@ -7,15 +7,15 @@ A pass runs in a graph of the padded batch where the engine captured one, and ea
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.forward import Cost, Network, Pass, build, cost
+from specsim.forward import Cost, Pass, build, cost
 from specsim.machine import Machine, lift
-from specsim.models import Model
+from specsim.models import DraftShape, Model
 from specsim.ops import Load
 from specsim.routing import UNIFORM, with_overlap
 
@@ -52,38 +52,59 @@ class Cycle:
 
 
 def evaluate(scenario: Scenario, machine: Machine) -> Cycle:
-    """Costs of a scenario on a machine. Every array field of the scenario broadcasts; samples lead."""
+    """Costs of a scenario on a machine. Every array field of the scenario broadcasts; samples lead.
+
+    The host's own work of a step or cycle is hidden as far as the GPU runs graphs meanwhile (the engines' overlapped
+    scheduling); what is left, and the gap that remains in any case, is host time.
+    """
     s = scenario
     ndim = np.broadcast(s.batch, s.context, s.draft_tokens).ndim
+    term = {name: lift(value, ndim) for name, value in machine.terms.items()}
     decode = target_pass(s, machine, np.ones(()), "decode")
-    decode_host = lift(machine.terms["decode_host_s"], ndim)
+    decode_host = np.maximum(term["decode_host"], term["decode_cpu"] - _graph_time(s, decode=decode))
     if s.method == "none":
         return Cycle(decode, decode_host)
     verify = target_pass(s, machine, s.draft_tokens, "verify")
-    draft, extend = draft_passes(s, machine)
-    return Cycle(decode, decode_host, draft, verify, extend, lift(machine.terms["cycle_host_s"], ndim))
+    draft, extend = draft_passes(s, machine, _graph_time(s, verify=verify))
+    cpu = term["cycle_cpu"] + (term["rank_cpu"] if s.parallel.tp > 1 else 0.0)
+    cycle_host = np.maximum(term["cycle_host"], cpu - _graph_time(s, draft=draft, verify=verify))
+    return Cycle(decode, decode_host, draft, verify, extend, cycle_host)
+
+
+def _graph_time(s: Scenario, **phases: Cost | None) -> Array:
+    """Seconds of the phases that run in graphs, during which an overlapped scheduler has the host to itself."""
+    seconds: Array = np.zeros(())
+    if s.options.get("disable_overlap"):
+        return seconds
+    for phase, c in phases.items():
+        captured = s.captured.get(phase, ())
+        if c is not None and s.graph_phases.get(phase, True):
+            seconds = seconds + np.where(s.batch <= max(captured, default=0), c.total, 0.0)
+    return seconds
 
 
 def target_pass(s: Scenario, machine: Machine, tokens: Array, phase: str) -> Cost:
     """One pass of the target over `tokens` rows a sequence: decode with 1, verify with d, prefill with more."""
-    return _pass(s, s.model, machine, tokens, phase, fc=False)
+    return _pass(s, s.model, machine, tokens, phase)
 
 
-def draft_passes(s: Scenario, machine: Machine) -> tuple[Cost | None, Cost | None]:
+def draft_passes(s: Scenario, machine: Machine, ahead: Array | float = 0.0) -> tuple[Cost | None, Cost | None]:
     """The draft steps of a cycle and its draft extend.
 
     Chains and trees: num_steps - 1 steps of batch x topk rows (the first drafted token comes from the extend of the
-    cycle before), then one extend over the d verified rows. A block drafter emits all in one pass over its block.
-    N-gram drafting runs on the host.
+    cycle before), then one extend over the d verified rows, launched while the verify's graph runs for `ahead` seconds.
+    A block drafter emits all in one pass over its block. N-gram drafting runs on the host.
     """
-    if s.draft is None or s.draft.draft is None:
+    if s.draft is None:
         return None, None
-    shape = s.draft.draft
+    shape = s.draft.draft or DraftShape("model")
     if shape.block:
         return _pass(s, s.draft, machine, np.asarray(float(shape.block)), "draft", fc=True), None
     every_step = shape.kind in ("eagle", "mtp")  # EAGLE-3 joins the target's hidden states only in the extend
     step = _pass(s, s.draft, machine, np.asarray(float(s.topk)), "draft", fc=every_step)
-    extend = _pass(s, s.draft, machine, s.draft_tokens, "extend", fc=True)
+    each = lift(machine.terms["draft_step"], np.broadcast(s.batch, s.context, s.draft_tokens).ndim)
+    step = replace(step, seconds={**step.seconds, "small_kernels": step.seconds["small_kernels"] + each})
+    extend = _pass(s, s.draft, machine, s.draft_tokens, "extend", fc=True, ahead=ahead)
     return scaled(step, np.maximum(s.num_steps - 1.0, 0.0)), extend
 
 
@@ -94,34 +115,34 @@ def scaled(c: Cost, n: Array) -> Cost:
     return Cost(seconds, {k: v * top for k, v in c.calls.items()}, {k: v * n for k, v in c.bytes.items()}, c.source)
 
 
-def _pass(s: Scenario, model: Model, machine: Machine, tokens: Array, phase: str, *, fc: bool) -> Cost:
-    network = s.network
+def _pass(
+    s: Scenario,
+    model: Model,
+    machine: Machine,
+    tokens: Array,
+    phase: str,
+    *,
+    fc: bool = False,
+    ahead: Array | float = 0.0,
+) -> Cost:
+    """One pass of `model` over `tokens` rows a sequence: in a graph for the batches that have one, eagerly for others."""
     routing = with_overlap(UNIFORM, machine.experts_overlap) if s.routing is None else s.routing
     share = np.ceil(s.batch / s.parallel.dp) * s.parallel.dp if s.parallel.dp > 1 else s.batch
-    in_graph = s.graph_phases.get(phase, True)
+
+    def run(graph: bool, padded: Array | None) -> Cost:
+        load = Load(share, tokens, s.context, padded, routing)
+        p: Pass = build(model, s.parallel, s.engine, graph, fc=fc, last_rows=phase == "extend")
+        verify = phase in ("verify", "extend")
+        return cost(p, load, machine, s.engine, s.network, graph=graph, verify=verify, ahead=ahead)
+
     captured = s.captured.get(phase, ())
-    if in_graph and captured:
-        padded = s.engine.padded_batch(share, captured).astype(np.float64)
-        graph = _cost(
-            s, model, machine, Load(share, tokens, s.context, padded, routing), network, phase, fc=fc, graph=True
-        )
-        above = np.asarray(share > max(captured))
-        if not np.any(above):
-            return graph
-        eager = _cost(
-            s, model, machine, Load(share, tokens, s.context, None, routing), network, phase, fc=fc, graph=False
-        )
-        return eager if np.all(above) else _chosen(above, eager, graph)
-    return _cost(
-        s, model, machine, Load(share, tokens, s.context, None, routing), network, phase, fc=fc, graph=in_graph
-    )
-
-
-def _cost(
-    s: Scenario, model: Model, machine: Machine, load: Load, network: Network, phase: str, *, fc: bool, graph: bool
-) -> Cost:
-    p: Pass = build(model, s.parallel, s.engine, graph, fc=fc, last_rows=phase == "extend")
-    return cost(p, load, machine, s.engine, network, graph=graph, verify=phase in ("verify", "extend"))
+    if not s.graph_phases.get(phase, True) or not captured:
+        return run(False, None)
+    above = np.asarray(share > max(captured))
+    if np.all(above):
+        return run(False, None)
+    graph = run(True, s.engine.padded_batch(share, captured).astype(np.float64))
+    return _chosen(above, run(False, None), graph) if np.any(above) else graph
 
 
 def _chosen(where: NDArray[np.bool_], a: Cost, b: Cost) -> Cost:

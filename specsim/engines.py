@@ -198,6 +198,8 @@ class Engine:
         protocol = env.get("NCCL_PROTO", "").lower()
         if re.fullmatch(r"ll|ll128|simple", protocol):
             found.append((f"nccl-{protocol}", NO_LIMIT))
+        if _on(env.get("NCCL_P2P_DISABLE")):  # NCCL then goes through host memory
+            found.append(("nccl-no-p2p", NO_LIMIT))
         return (*found, ("nccl", NO_LIMIT))
 
     def _sglang_allreduce(

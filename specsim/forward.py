@@ -111,27 +111,25 @@ def attention_core(a: Attention, ranks: int, kv_bytes: float, kernels: float) ->
         state = a.state_values / ranks * STATE_BYTES
         yield Operator("attention", "attention_linear", 1, kernels, {BATCH: state, ROWS: state})
         return
-    limit = a.window
     if a.kind == "mla":
         values, width = float(a.kv_lora_rank + a.rope_dim), 2 * a.kv_lora_rank + a.rope_dim
     else:
         v = a.v_head_dim or a.head_dim
         values, width = max(1.0, a.kv_heads / ranks) * (a.head_dim + v), a.head_dim + v
-    keys: Feature = KeyTokens(limit)
+    limit = a.window if a.compress == 1 else None
+    keys: Feature = KeyTokens(limit, a.compress)
+    pairs: Feature = QueryKeyPairs(limit, a.compress)
     if a.sparse_tokens:
-        index = {KeyTokens(limit): a.index_dim * INDEX_BYTES}
-        yield Operator(
-            "attention",
-            "attention_sparse",
-            1,
-            kernels,
-            index,
-            {QueryKeyPairs(limit): 2.0 * a.index_heads * a.index_dim},
-        )
+        index = {keys: a.index_dim * INDEX_BYTES}
+        yield Operator("attention", "attention_sparse", 1, kernels, index, {pairs: 2.0 * a.index_heads * a.index_dim})
         limit = min(a.sparse_tokens, limit or a.sparse_tokens)
-        keys = QueryKeyPairs(limit)
-    flops = {QueryKeyPairs(limit): 2.0 * heads * width}
-    yield Operator("attention", f"attention_{a.kind}", 1, kernels, {keys: values * kv_bytes}, flops)
+        keys = pairs = QueryKeyPairs(limit, a.compress)  # each row reads its own selection
+    moved = {keys: values * kv_bytes}
+    worked = {pairs: 2.0 * heads * width}
+    if a.compress > 1 and a.window:  # the newest tokens are read uncompressed beside the compressed history
+        moved[KeyTokens(a.window)] = values * kv_bytes
+        worked[QueryKeyPairs(a.window)] = 2.0 * heads * width
+    yield Operator("attention", f"attention_{a.kind}", 1, kernels, moved, worked)
 
 
 def layer_operators(layer: Layer, model: Model, parallel: Parallel, engine: Engine, graph: bool) -> Iterator[Operator]:
@@ -212,12 +210,13 @@ def build(
     operators += _extras(engine, "draft" if model.draft else "pass", model)
     if parallel.tp > 1:
         operators.append(allreduce(model.hidden * model.activation.bytes))  # vocabulary-parallel embedding
-    if fc and model.draft and model.draft.fc:
-        operators.append(_projection(model.draft.fc, 1))
+    if fc and model.draft:
+        operators += [_projection(p, 1) for p in ([model.draft.fc] if model.draft.fc else [])]
+        operators += [_projection(p, 1, rows=BATCH).times(model.draft.block) for p in model.draft.token_heads]
     seen = BATCH if last_rows else ROWS
     operators.append(_projection(model.head, parallel.tp, component="lm_head", rows=seen))
     if parallel.tp > 1:  # logits gathered: half an all-reduce of as many bytes
-        operators.append(allreduce(model.head.outputs * model.activation.bytes / 2, seen))
+        operators.append(replace(allreduce(model.head.outputs * model.activation.bytes / 2, seen), gather=True))
     return Pass(merge(operators), model.num_layers)
 
 
@@ -234,12 +233,21 @@ class Network:
 
 
 def cost(
-    p: Pass, load: Load, machine: Machine, engine: Engine, network: Network, *, graph: bool, verify: bool = False
+    p: Pass,
+    load: Load,
+    machine: Machine,
+    engine: Engine,
+    network: Network,
+    *,
+    graph: bool,
+    verify: bool = False,
+    ahead: Array | float = 0.0,
 ) -> Cost:
     """Seconds of a pass.
 
     In a graph: the operators, the engine's corrections a kernel, row and layer, and one graph launch. Eager:
-    max(GPU time, kernels x launch cost) + eager all-reduces.
+    max(GPU time, kernels x the engine's cost of a launch) + eager all-reduces; `ahead` seconds of launching are hidden
+    behind work that the GPU already has.
     """
     features: dict[Feature, Array] = {}
     n = load.ndim
@@ -257,7 +265,7 @@ def cost(
     for o in p.operators:
         if o.message is not None:
             message = total(o.message, load, features)
-            time, origin = allreduce_seconds(message, machine, engine, network, graph=graph)
+            time, origin = allreduce_seconds(message, machine, engine, network, graph=graph, gather=o.gather)
             add("allreduce", o.calls * time, o.calls, o.calls * message, origin)
         else:
             size = total(o.bytes, load, features) if o.bytes else np.asarray(0.0)
@@ -265,26 +273,29 @@ def cost(
     kernels = p.kernels
     term = {name: lift(value, n) for name, value in machine.terms.items()}
     if graph:
-        gaps = kernels * term["kernel_gap_s"]  # fixed times, measured in graphs, already hold the gap between two nodes
+        gaps = kernels * term["kernel_gap"]  # fixed times, measured in graphs, already hold the gap between two nodes
         add("launch", gaps + lift(machine.launch["graph_s"], n), 1, np.asarray(0.0), machine.launch_source)
     else:
         gpu = sum((s for c, s in seconds.items() if c != "allreduce"), np.asarray(0.0))
-        launches = kernels * lift(machine.launch["kernel_s"], n)
-        add("launch", np.maximum(launches - gpu, 0.0), kernels, np.asarray(0.0), machine.launch_source)
-    add("small_kernels", term["row_layer_s"] * load.rows * p.layers, 0, np.asarray(0.0), machine.terms_source)
+        launches = kernels * lift(machine.launch["kernel_s"], n) * term["eager_factor"]
+        waits = np.maximum(launches - gpu - ahead, 0.0)
+        add("launch", waits, kernels, np.asarray(0.0), machine.launch_source)
+    add("small_kernels", term["row_layer"] * load.rows * p.layers, 0, np.asarray(0.0), machine.terms_source)
     if verify:
         several = np.asarray(load.tokens > 1, dtype=float)
-        add("attention", term["verify_layer_s"] * several * p.layers, 0, np.asarray(0.0), machine.terms_source)
+        add("attention", term["verify_layer"] * several * p.layers, 0, np.asarray(0.0), machine.terms_source)
     return Cost(seconds, calls, moved, source)
 
 
 def allreduce_seconds(
-    message: Array, machine: Machine, engine: Engine, network: Network, *, graph: bool
+    message: Array, machine: Machine, engine: Engine, network: Network, *, graph: bool, gather: bool = False
 ) -> tuple[Array, str]:
-    """Seconds of one all-reduce of `message` bytes, each size served by the implementation that the engine picks."""
+    """Seconds of one all-reduce of `message` bytes, each size served by the implementation that the engine picks, and
+    what its ranks wait for each other."""
     mode = "graph" if graph else "eager"
     n = np.ndim(message)
-    limits = engine.allreduce_limits(ranks=network.ranks, link=network.link, graph=graph, options=network.options)
+    options = {**network.options, "disable_custom_all_reduce": True} if gather else network.options
+    limits = engine.allreduce_limits(ranks=network.ranks, link=network.link, graph=graph, options=options)
     names = tuple(name for name, _ in limits)
     seconds: Array = np.asarray(0.0)
     origin: str | None = None
@@ -298,7 +309,7 @@ def allreduce_seconds(
             origin = _weakest(origin, curve.source)
     if not graph:
         seconds = np.maximum(seconds, lift(machine.launch["collective_s"], n))
-    return np.asarray(seconds), origin or "assumed"
+    return np.asarray(seconds + lift(machine.terms["allreduce_skew"], n)), origin or "assumed"
 
 
 _ORIGINS = ("measured", "fitted", "published", "datasheet", "assumed")

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.engines import Engine
-from specsim.ops import Curve, Feature, Linear, Load, Operator, Rate
+from specsim.ops import Curve, Feature, Linear, Load, Operator, Rate, operator_seconds
 from specsim.profiles import AllReduceCurve, Group, Profile
 
 Array = NDArray[np.float64]
@@ -42,7 +42,7 @@ class Machine:
     curves: Mapping[tuple[str, int, str], Curve]  # by (implementation, ranks, mode)
     launch: Mapping[str, Array]  # kernel_s, collective_s, graph_s, graph_node_s
     launch_source: str
-    terms: Mapping[str, Array]  # kernel_gap_s, row_layer_s, verify_layer_s, decode_host_s, cycle_host_s
+    terms: Mapping[str, Array]  # the engine's, in seconds where they are times (specsim/data/*.yaml defines them)
     terms_source: str
     experts_overlap: Array
     stand_ins: dict[str, str] = field(default_factory=dict, compare=False)  # class used -> class it stands in for
@@ -66,10 +66,9 @@ class Machine:
         """Seconds of all the operator's calls but all-reduces. `features` caches what the load's features are worth."""
         rate = self.rate(operator.rate)
         n = load.ndim
-        work = total(operator.bytes, load, features) / lift(rate.bytes_per_s, n)
-        if operator.flops:
-            work = np.maximum(work, total(operator.flops, load, features) / lift(rate.flops_per_s, n))
-        return np.asarray(operator.calls * lift(rate.fixed_s, n) + work)
+        moving = total(operator.bytes, load, features) / lift(rate.bytes_per_s, n)
+        computing = total(operator.flops, load, features) / lift(rate.flops_per_s, n) if operator.flops else None
+        return operator_seconds(operator.calls * lift(rate.fixed_s, n), moving, computing)
 
 
 def total(linear: Linear, load: Load, features: dict[Feature, Array]) -> Array:
@@ -140,9 +139,11 @@ def build(profile: Profile, engine: Engine, *, samples: int = 0, seed: int = 0) 
     terms: dict[str, Array] = {}
     for name, term in engine.terms.items():
         value, relative, reference = term.value, term.relative_uncertainty, term.source
-        if fitted is not None:
-            value, relative, reference = getattr(fitted, name), fitted.relative_uncertainty, fitted.source.reference
-        terms[name[:-3] + "_s"] = np.asarray(value * 1e-6 * (1 + deviation(reference, relative)))
+        own = None if fitted is None else getattr(fitted, name)
+        if fitted is not None and own is not None:
+            value, relative, reference = own, fitted.relative_uncertainty, fitted.source.reference
+        unit = 1e-6 if name.endswith("_us") else 1.0
+        terms[name.removesuffix("_us")] = np.asarray(value * unit * np.maximum(1 + deviation(reference, relative), 0.0))
     launch = profile.launch
     return Machine(
         rates=rates,

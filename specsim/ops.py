@@ -1,8 +1,8 @@
 """Operators: what one rank runs in a forward pass, in sizes; and the one equation that prices them.
 
-    seconds = calls x fixed + max(bytes / bandwidth, flops / peak)
+    seconds = calls x fixed + sqrt((bytes / bandwidth)^2 + (flops / peak)^2)
 
-adds the fixed time to the work; only the work is a roofline. An operator's bytes and flops are linear in a few features
+adds the fixed time to the work; only the work is a roofline, with a bend as round as the measured one. An operator's bytes and flops are linear in a few features
 of the load (rows, cached tokens, distinct experts), so operators of one class and component add up to one operator, and
 a million configurations are a handful of array operations. All-reduces are priced by interpolating a measured curve.
 See docs/model.md.
@@ -80,22 +80,25 @@ ONE, ROWS, BATCH = _One(), _Rows(), _Batch()
 
 @dataclass(frozen=True)
 class KeyTokens(Feature):
-    """Cached tokens read, over all sequences: each once a pass, whatever the query rows; at most `limit` a sequence."""
+    """Cache entries read, over all sequences: each once a pass, whatever the query rows; at most `limit` a sequence.
+    `compress` tokens share an entry."""
 
     limit: int | None = None
+    compress: int = 1
 
     def of(self, load: Load) -> Array:
-        return load.batch * _limited(load.context + load.tokens, self.limit)
+        return load.batch * _limited((load.context + load.tokens) / self.compress, self.limit)
 
 
 @dataclass(frozen=True)
 class QueryKeyPairs(Feature):
-    """(query row, cached token) pairs, over all sequences: the work of attention."""
+    """(query row, cache entry) pairs, over all sequences: the work of attention."""
 
     limit: int | None = None
+    compress: int = 1
 
     def of(self, load: Load) -> Array:
-        return load.batch * load.tokens * _limited(load.context + (load.tokens + 1) / 2, self.limit)
+        return load.batch * load.tokens * _limited((load.context + (load.tokens + 1) / 2) / self.compress, self.limit)
 
 
 def _limited(tokens: Array, limit: int | None) -> Array:
@@ -141,6 +144,7 @@ class Operator:
     bytes: Linear = field(default_factory=dict)
     flops: Linear = field(default_factory=dict)
     message: Linear | None = None
+    gather: bool = False  # an all-gather: NCCL serves it whatever serves sums
 
     def __hash__(self) -> int:
         return hash((self.component, self.rate))
@@ -167,12 +171,12 @@ class Operator:
 def merge(operators: Iterable[Operator]) -> tuple[Operator, ...]:
     """Add up operators of one component and class, and all-reduces of one message size.
 
-    Exact while memory limits all of them or compute does: operators of one class change over at the same rows.
+    Exact while one limit rules; near the bend too where the operators have one ratio of flops to bytes, as projections do.
     """
     merged: dict[tuple[Any, ...], Operator] = {}
     for operator in operators:
         message = tuple(sorted(operator.message.items(), key=repr)) if operator.message else None
-        key = (operator.component, operator.rate, message)
+        key = (operator.component, operator.rate, message, operator.gather)
         merged[key] = merged[key].plus(operator) if key in merged else operator
     return tuple(merged.values())
 
@@ -195,6 +199,13 @@ def gemm(
 def small(rate: str, calls: float, width: float, *, kernels_each: float = 1.0, passes: float = 3.0) -> Operator:
     """Norms and elementwise kernels: `passes` x `width` bf16 values read or written a row."""
     return Operator("small_kernels", rate, calls, calls * kernels_each, {ROWS: calls * passes * width * 2.0})
+
+
+def operator_seconds(fixed: Array, moving: Array, computing: Array | None = None) -> Array:
+    """THE cost equation: fixed + sqrt(moving^2 + computing^2). All in seconds; moving = bytes / bandwidth, computing =
+    flops / peak. The root of squares follows the measured bend between the two limits: their maximum is 18 % too low
+    there, their sum 28 % too high (docs/hardware.md)."""
+    return np.asarray(fixed + (moving if computing is None else np.sqrt(moving * moving + computing * computing)))
 
 
 # --- the machine ----------------------------------------------------------------------------------------------------

@@ -108,13 +108,22 @@ class Launch(Group):
 
 
 class EngineTerms(Group):
-    """What one engine adds on this box, fitted from whole passes: the few terms that no operator measurement shows."""
+    """What one engine adds on this box, fitted from whole passes: the few terms that no operator measurement shows.
 
-    kernel_gap_us: Finite = 0.0  # correction a kernel in a graph
-    row_layer_us: Finite = 0.0  # a row and layer
-    verify_layer_us: Finite = 0.0  # multi-row attention, a layer of a verify pass
-    decode_host_us: NonNegative = 0.0  # host time a decode step that the GPU waits for
-    cycle_host_us: NonNegative = 0.0  # host time a speculative cycle that the GPU waits for
+    A term that is left out keeps the engine description's own value and uncertainty. docs/engines.md defines each.
+    """
+
+    kernel_gap_us: Finite | None = None
+    row_layer_us: Finite | None = None
+    verify_layer_us: Finite | None = None
+    allreduce_skew_us: NonNegative | None = None
+    draft_step_us: NonNegative | None = None
+    decode_host_us: NonNegative | None = None
+    cycle_host_us: NonNegative | None = None
+    decode_cpu_us: NonNegative | None = None
+    cycle_cpu_us: NonNegative | None = None
+    rank_cpu_us: NonNegative | None = None
+    eager_factor: Positive | None = None
 
 
 class Profile(Strict):

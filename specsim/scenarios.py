@@ -394,7 +394,7 @@ def of_record(record: Record, point: Point, hardware: str | Profile | None = Non
         **launch.options,
         "env": {**record.engine.env, **launch.options.get("env", {})},
     }
-    for key in ("model", "draft", "engine_version", "nodes", "pp", "dp"):
+    for key in ("model", "draft", "version", "nodes", "pp", "dp"):
         options.pop(key, None)
     draft = None
     if record.draft_config is not None:

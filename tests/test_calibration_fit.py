@@ -10,6 +10,7 @@ import pytest
 from specsim import calibrate
 from specsim.calibrate import build, fit
 from specsim.configs import load_model
+from specsim.ops import operator_seconds
 from specsim.profiles import dump_profile, load_profile, parse_profile
 
 FIXED, BANDWIDTH, PEAK = 4.5e-6, 4.0e12, 700e12
@@ -42,7 +43,7 @@ def gemms() -> list[dict[str, Any]]:
     for rows in (4, 128, 2048):
         for nbytes in (5e6, 2e7, 5e7, 1e8, 3e8, 6e8):
             flops = rows * nbytes
-            seconds = FIXED + nbytes / BANDWIDTH + flops / PEAK
+            seconds = float(operator_seconds(np.asarray(FIXED), np.asarray(nbytes / BANDWIDTH), np.asarray(flops / PEAK)))
             found.append(
                 result("gemm", "gemm_bf16", seconds, nbytes=nbytes, flops=flops, rows=rows, n=int(nbytes), k=1)
             )
@@ -55,7 +56,7 @@ def peaks() -> list[dict[str, Any]]:
 
 
 def test_fit_recovers_the_parameters_it_was_given() -> None:
-    """18 points of 4.5 us + bytes / 4 TB/s + flops / 700 T with 1 % noise and one point twice too slow."""
+    """18 points of the cost equation at 4.5 us, 4 TB/s and 700 T with 1 % noise and one point twice too slow."""
     seconds, nbytes, flops = calibrate.points(gemms(), "gemm_bf16")
     noisy = seconds * np.random.default_rng(1).normal(1.0, 0.01, len(seconds))
     noisy[7] *= 2.0
