@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Count(click.ParamType):
+class Count(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     """A whole number, "8k" meaning 8 x 1024."""
 
     name = "count"
@@ -29,7 +29,7 @@ class Count(click.ParamType):
             self.fail(f"{value!r} is not a whole number; for example 2048 or 8k", param, ctx)
 
 
-class Rates(click.ParamType):
+class Rates(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     """Numbers with commas between."""
 
     name = "a1,a2,..."
@@ -43,7 +43,7 @@ class Rates(click.ParamType):
             self.fail(f"{value!r} is not a list of numbers; for example 0.7,0.6,0.5", param, ctx)
 
 
-class DpAttention(click.ParamType):
+class DpAttention(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     """Attention groups: a number, or "on" for one a rank."""
 
     name = "groups"
@@ -103,7 +103,7 @@ def scenario_of(values: dict[str, Any]) -> Scenario:
     from specsim.scenarios import build
 
     options = {k: v for k, v in values.items() if v is not None and v != () and k not in ("sglang_args", "vllm_args")}
-    lines = [(e, values.get(f"{e}_args")) for e in ("sglang", "vllm") if values.get(f"{e}_args")]
+    lines = [(engine, str(line)) for engine in ("sglang", "vllm") if (line := values.get(f"{engine}_args"))]
     if len(lines) > 1:
         raise InputError("two launch lines", where="--sglang-args and --vllm-args", mend="give one of them")
     notes: tuple[str, ...] = ()

@@ -1,0 +1,244 @@
+"""The predict command as its users meet it: the field case, the JSON contract, launch lines, bad input."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import specsim
+from specsim.cli import main
+from specsim.prediction import predict
+from specsim.scenarios import PHASES, build
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as stop:
+        main(list(arguments))
+    captured = capsys.readouterr()
+    return int(stop.value.code or 0), captured.out, captured.err
+
+
+def document(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    code, out, _ = run(capsys, "predict", *arguments, "--json")
+    assert code == 0
+    parsed: dict[str, Any] = json.loads(out)
+    return parsed
+
+
+def test_the_field_case_by_the_bare_command(capsys: pytest.CaptureFixture[str]) -> None:
+    """Measured: decode 12.1 ms, verify 29.5 ms, cycle 30.4 ms; break-even 2.5 tokens and a rate of 0.83."""
+    p = document(capsys, "--draft-tokens", "3", "--accept-rate", "0.6")
+    assert p["decode_ms"]["value"] == pytest.approx(12.1, rel=0.05)
+    assert p["verify_ms"]["value"] == pytest.approx(29.5, rel=0.05)
+    assert p["cycle_ms"]["value"] == pytest.approx(30.4, rel=0.05)
+    assert p["breakeven"]["accept_length"]["value"] == pytest.approx(2.5, rel=0.05)
+    assert p["breakeven"]["accept_rate"]["value"] == pytest.approx(0.83, abs=0.04)
+    assert p["breakeven"]["reachable"] is True
+    assert p["speedup"]["high"] < 1
+    assert p["accept_length"] == pytest.approx(1 + 0.6 + 0.36)
+
+
+def test_the_field_case_is_the_default() -> None:
+    s = build()
+    assert (s.model.name, s.draft and s.draft.name, s.profile.name) == ("Kimi-K2.5", "kimi-k2.5-eagle3", "8x-pcie-field")
+    assert (s.parallel.tp, float(s.batch), float(s.draft_tokens), s.method) == (8, 1, 3, "eagle3")
+
+
+@pytest.mark.parametrize(("batch", "low", "high"), [(1, 10.8, 11.5), (2, 13.2, 13.8), (4, 16.7, 17.1), (8, 22.8, 22.8)])
+def test_a_healthy_pcie_box(batch: int, low: float, high: float) -> None:
+    """Kimi-K2.6 without speculation on 8 RTX PRO 6000, published (rtx6kpro pages kimi-k26-v2 and -v4): within 15 %."""
+    p = predict(build(model="Kimi-K2.6", hardware="8x-rtx-pro-6000", method="none", batch=batch, context=512), samples=0)
+    assert 0.85 * low < p.decode_ms.value < 1.15 * high
+
+
+def test_the_json_contract(capsys: pytest.CaptureFixture[str]) -> None:
+    p = document(capsys, "--draft-tokens", "3", "--accept-rate", "0.6")
+    assert p["schema"] == "specsim.prediction/1"
+    named = ("model", "draft", "hardware", "engine", "tp", "batch", "context", "method", "num_steps", "topk", "draft_tokens")
+    assert set(named) <= set(p["scenario"])
+    for key in ("decode_ms", "draft_ms", "verify_ms", "extend_ms", "host_ms", "cycle_ms", "decode_tokens_per_s",
+                "spec_tokens_per_s", "speedup"):  # fmt: skip
+        assert p[key]["low"] <= p[key]["value"] <= p[key]["high"]
+    known = {"allreduce", "experts", "gemm", "attention", "small_kernels", "lm_head", "launch", "host"}
+    for phase in ("decode", "draft", "verify", "extend", "host"):
+        parts = [b for b in p["breakdown"] if b["phase"] == phase]
+        assert {b["component"] for b in parts} <= known
+        assert sum(b["ms"] for b in parts) == pytest.approx(p[f"{phase}_ms"]["value"], rel=1e-4)
+        assert all(b["source"] in ("measured", "fitted", "published", "datasheet", "assumed") for b in parts)
+    assert set(p["memory"]) == {"weights_gb_per_gpu", "kv_gb_per_gpu", "fits"}
+    total = sum(p[f"{phase}_ms"]["value"] for phase in ("draft", "verify", "extend", "host"))
+    assert p["cycle_ms"]["value"] == pytest.approx(total, rel=1e-4)
+    assert p["speedup"]["value"] == pytest.approx(p["accept_length"] * p["decode_ms"]["value"] / p["cycle_ms"]["value"], rel=1e-3)
+
+
+def test_without_acceptance_there_is_no_speedup_but_a_curve(capsys: pytest.CaptureFixture[str]) -> None:
+    p = document(capsys, "--draft-tokens", "3")
+    assert p["speedup"] is None
+    assert p["accept_rate"] is None
+    assert p["breakeven"]["accept_length"]["value"] > 1
+    curve = [c["speedup"]["value"] for c in p["speedup_by_accept_rate"]]
+    assert curve == sorted(curve)
+    assert curve[-1] == pytest.approx(3 * curve[0], rel=1e-4)
+
+
+def test_break_even_is_never_a_rate_above_one(capsys: pytest.CaptureFixture[str]) -> None:
+    p = document(capsys, "--draft-tokens", "2", "--hardware", "8x-h200", "--eager", "verify")
+    assert p["breakeven"]["reachable"] is False
+    assert p["breakeven"]["accept_rate"] is None
+    code, out, _ = run(capsys, "predict", "--draft-tokens", "2", "--hardware", "8x-h200", "--eager", "verify")
+    assert code == 0
+    assert "not reachable with 2 draft tokens" in out
+
+
+@given(
+    st.sampled_from(["Llama-3.1-8B", "Qwen3-30B-A3B", "Kimi-K2.5", "gpt-oss-20b", "DeepSeek-V3", "Qwen3-Next-80B-A3B"]),
+    st.sampled_from(["8x-h100", "8x-rtx-pro-6000", "8x-pcie-field"]),
+    st.integers(1, 200),
+    st.integers(0, 100_000),
+    st.integers(2, 9),
+    st.floats(0, 1),
+)
+@settings(max_examples=25, deadline=None)
+def test_any_prediction_is_sane(model: str, box: str, batch: int, context: int, d: int, alpha: float) -> None:
+    s = build(model=model, hardware=box, batch=batch, context=context, draft_tokens=d, accept_rate=alpha, tp=8)
+    p = predict(s, samples=20)
+    assert 1 <= (p.accept_length or 1) <= d
+    for q in (p.decode_ms, p.verify_ms, p.cycle_ms, p.speedup, p.breakeven_length):
+        if q is not None:
+            assert 0 < q.low <= q.value <= q.high < math.inf
+    if p.breakeven_rate is not None:
+        assert 0 <= p.breakeven_rate.low <= p.breakeven_rate.high <= 1
+    json.dumps(p.json(), allow_nan=False)
+
+
+def test_tp_1_has_no_allreduce() -> None:
+    p = predict(build(model="Llama-3.1-8B", hardware="8x-h100", tp=1, draft_tokens=3), samples=0)
+    assert not [part for part in p.parts if part.component == "allreduce"]
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_an_eager_phase_costs_more_on_a_fast_box(phase: str) -> None:
+    base = {"model": "Llama-3.1-8B", "hardware": "8x-h200", "tp": 8, "draft_tokens": 3}
+    graph, eager = (predict(build(**base, eager=e), samples=0) for e in ((), (phase,)))
+    times = [{"decode": p.decode_ms, "draft": p.draft_ms, "verify": p.verify_ms, "extend": p.extend_ms}[phase] for p in (graph, eager)]
+    assert times[0] is not None
+    assert times[1] is not None
+    assert times[1].value >= times[0].value
+
+
+def test_a_launch_line_is_read(capsys: pytest.CaptureFixture[str]) -> None:
+    line = (
+        "NCCL_P2P_DISABLE=1 python3 -m sglang.launch_server --model-path moonshotai/Kimi-K2.5 --tp 8 --speculative-algorithm EAGLE3 "
+        "--speculative-num-steps 2 --speculative-eagle-topk 1 --speculative-num-draft-tokens 3 --frobnicate 3 "
+        "--speculative-draft-model-path lightseekorg/kimi-k2.5-eagle3 --cuda-graph-max-bs 8"
+    )
+    p = document(capsys, "--sglang-args", line, "--hardware", "8x-pcie-field")
+    assert (p["scenario"]["draft_tokens"], p["scenario"]["tp"], p["scenario"]["method"]) == (3, 8, "eagle3")
+    assert any("--frobnicate" in w for w in p["warnings"])
+    plain = document(capsys, "--draft-tokens", "3")
+    assert p["verify_ms"]["value"] == pytest.approx(plain["verify_ms"]["value"], rel=1e-3)
+
+
+def test_vllm_counts_one_draft_token_less(capsys: pytest.CaptureFixture[str]) -> None:
+    line = """vllm serve moonshotai/Kimi-K2.5 -tp 8 --speculative-config '{"method": "eagle3", "model": "lightseekorg/kimi-k2.5-eagle3",
+    "num_speculative_tokens": 2}'"""
+    p = document(capsys, "--vllm-args", line, "--hardware", "8x-rtx-pro-6000")
+    assert (p["scenario"]["draft_tokens"], p["scenario"]["num_steps"], p["scenario"]["engine"]) == (3, 2, "vllm")
+
+
+BAD = {
+    "gpu": ("--hardware", "8x-h20"),
+    "model": ("--model", "Kimi-K9"),
+    "a folder without config.json": ("--model", "FOLDER"),
+    "flag": ("--draft-tokns", "3"),
+    "engine": ("--engine", "tgi"),
+    "method": ("--method", "medusa"),
+    "negative": ("--batch", "-1"),
+    "zero": ("--batch", "0"),
+    "huge": ("--context", "99999999999999999999"),
+    "word": ("--batch", "many"),
+    "nan": ("--accept-rate", "nan"),
+    "rate above one": ("--accept-rate", "1.2"),
+    "rate below zero": ("--accept-rate", "-0.1"),
+    "length above s + 1": ("--draft-tokens", "3", "--accept-length", "3.5"),
+    "draft tokens below two": ("--draft-tokens", "1"),
+    "tp that does not divide": ("--tp", "7"),
+    "tp above the box": ("--tp", "16"),
+    "two acceptances": ("--accept-rate", "0.5", "--accept-length", "2"),
+    "a tree without depth": ("--topk", "4", "--draft-tokens", "8"),
+    "a tree too large": ("--topk", "2", "--num-steps", "2", "--draft-tokens", "30"),
+    "phase": ("--eager", "prefil"),
+    "routing": ("--routing", "zipf:-1"),
+    "rates": ("--accept-per-position", "0.5,x"),
+    "launch line": ("--sglang-args", "--model-path 'x"),
+    "ep without experts": ("--model", "Llama-3.1-8B", "--ep", "2"),
+    "draft of another size": ("--model", "Llama-3.1-8B", "--draft", "kimi-k2.5-eagle3"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_one_clear_line(name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    arguments = [str(tmp_path) if a == "FOLDER" else a for a in BAD[name]]
+    code, out, err = run(capsys, "predict", *arguments)
+    assert code == 2
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [("{,}", "line 1"), ("[1]", "object"), ('{"hidden_size": 4}', "missing"), ("", "JSON")],
+)
+def test_a_broken_config_names_its_place(content: str, expected: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(content)
+    code, _, err = run(capsys, "predict", "--model", str(tmp_path))
+    assert code == 2
+    assert str(tmp_path) in err
+    assert expected in err
+
+
+def test_a_model_that_does_not_fit_is_a_warning_with_the_bytes(capsys: pytest.CaptureFixture[str]) -> None:
+    p = document(capsys, "--model", "Llama-3.1-405B", "--hardware", "8x-h100", "--tp", "2", "--method", "none")
+    assert p["memory"]["fits"] is False
+    assert any("does not fit" in w and "GB" in w for w in p["warnings"])
+
+
+def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    _, _, err = run(capsys, "predict", "--model", "Kimi-K9", "--debug")
+    assert "Traceback" in err
+
+
+def test_the_public_names() -> None:
+    for name in specsim.__all__:
+        assert getattr(specsim, name) is not None
+    assert len(specsim.__all__) <= 16
+    assert dir(specsim) == specsim.__all__
+    with pytest.raises(AttributeError):
+        specsim.nothing  # noqa: B018
+
+
+def test_public_functions_survive_imports_of_submodules() -> None:
+    code = "import specsim, specsim.prediction, specsim.scenarios; s = specsim.scenario(draft_tokens=3); print(specsim.predict(s).reachable)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "True"
+
+
+def test_a_prediction_is_deterministic() -> None:
+    s = build(draft_tokens=3, accept_rate=0.6)
+    assert predict(s).json() == predict(s).json()
+
+
+def test_arrays_are_refused_by_predict() -> None:
+    with pytest.raises(specsim.InputError):
+        predict(build(batch=np.asarray([1, 2])))
