@@ -275,7 +275,8 @@ def _with_curve(healthy: Profile, points: list[float]) -> Profile:
     base = next(c for c in healthy.allreduce if (c.implementation, c.ranks, c.mode) == ("nccl", healthy.gpus, "graph"))
     first, second = FIELD_SIZES
     extra = points[1] - (latency_us(base, second) or 0.0)
-    latencies = {size: us for size, us in zip(base.bytes, base.latency_us, strict=True) if size < first / 2}
+    small = [(s, us) for s, us in zip(base.bytes, base.latency_us, strict=True) if s < first / 2]
+    latencies = {size: min(us, points[0]) for size, us in small}  # a larger message is never faster
     latencies |= dict(zip(FIELD_SIZES, points, strict=True))
     latencies |= {size: us + extra for size, us in zip(base.bytes, base.latency_us, strict=True) if size > second}
     steep = curve("nccl", {s: round(us, 1) for s, us in latencies.items()}, FIELD_SOURCE, FIELD_NOTE, kind="fitted")

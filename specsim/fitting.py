@@ -97,12 +97,12 @@ def fit_rate(sizes: ArrayLike, seconds: ArrayLike, *, cached: ArrayLike | None =
 def fit_peak(rate: RateFit, sizes: ArrayLike, seconds: ArrayLike, operations: ArrayLike) -> float | None:
     """Achieved operations per second at large row counts, or None where no point is limited by compute.
 
-    Given fixed and bandwidth, the time beyond `fixed` is sqrt((bytes / bandwidth)^2 + (operations / peak)^2): the two
-    limits overlap, and the root of squares follows the measured bend between them (a sum overstates it by a quarter).
+    Given fixed and bandwidth, the peak of each compute-limited point follows from specsim.ops.operator_seconds:
+    (time - fixed)^4 = (bytes / bandwidth)^4 + (operations / peak)^4.
     """
     size, time, flops = (np.asarray(a, dtype=float) for a in (sizes, seconds, operations))
-    beyond = (time - rate.fixed_s) ** 2 - (size / rate.bytes_per_s) ** 2
-    limited = (beyond > 0.5 * time**2) & (time > rate.fixed_s)
+    beyond = (time - rate.fixed_s) ** 4 - (size / rate.bytes_per_s) ** 4
+    limited = (beyond > 0.5 * time**4) & (time > rate.fixed_s)
     if limited.sum() < 3:
         return None
-    return float(np.median(flops[limited] / np.sqrt(beyond[limited])))
+    return float(np.median(flops[limited] / beyond[limited] ** 0.25))

@@ -215,12 +215,18 @@ def build(
         operators += [_projection(p, 1, rows=BATCH).times(model.draft.block) for p in model.draft.token_heads]
     seen = BATCH if last_rows else ROWS
     operators.append(_projection(model.head, parallel.tp, component="lm_head", rows=seen))
+    operators.append(logits(model.head.outputs, seen))
     if parallel.tp > 1:  # logits gathered: half an all-reduce of as many bytes
         operators.append(replace(allreduce(model.head.outputs * model.activation.bytes / 2, seen), gather=True))
     return Pass(merge(operators), model.num_layers)
 
 
 # --- operators to seconds -------------------------------------------------------------------------------------------
+
+
+def logits(vocabulary: int, rows: Feature) -> Operator:
+    """What sampling does with the logits: read as bf16, written and read again as fp32. Its kernels are the engine's."""
+    return Operator("lm_head", "gemm_bf16", 0, 0, {rows: vocabulary * 10.0})
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ class Gpu(Group):
 
 
 class OperatorRate(Group):
-    """Cost of one operator class: seconds = fixed + bytes / bandwidth + flops / peak."""
+    """Cost of one operator class, for specsim.ops.operator_seconds."""
 
     fixed_us: NonNegative
     bandwidth_gb_s: Positive

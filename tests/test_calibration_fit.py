@@ -43,7 +43,9 @@ def gemms() -> list[dict[str, Any]]:
     for rows in (4, 128, 2048):
         for nbytes in (5e6, 2e7, 5e7, 1e8, 3e8, 6e8):
             flops = rows * nbytes
-            seconds = float(operator_seconds(np.asarray(FIXED), np.asarray(nbytes / BANDWIDTH), np.asarray(flops / PEAK)))
+            seconds = float(
+                operator_seconds(np.asarray(FIXED), np.asarray(nbytes / BANDWIDTH), np.asarray(flops / PEAK))
+            )
             found.append(
                 result("gemm", "gemm_bf16", seconds, nbytes=nbytes, flops=flops, rows=rows, n=int(nbytes), k=1)
             )

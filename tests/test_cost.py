@@ -38,11 +38,11 @@ def test_a_gemm_by_hand() -> None:
 
 
 def test_a_gemm_is_limited_by_compute_at_many_rows() -> None:
-    """At 10,000 rows and 50 TFLOP/s: 2 x 10,000 x 1e6 flops = 400 us, 42e6 bytes at 1e12 = 42 us; sqrt(400^2 + 42^2) =
-    402.2 us, plus 10 us fixed."""
+    """At 10,000 rows and 50 TFLOP/s: 2 x 10,000 x 1e6 flops = 400 us, 42e6 bytes at 1e12 = 42 us; (400^4 + 42^4)^(1/4) =
+    400.01 us, plus 10 us fixed."""
     slow = build_machine(profile(operators={**profile().operators, "gemm_bf16": rate(10, 1000, 50)}), QUIET)
     operator = gemm(1000, 1000, 2e6, "gemm_bf16")
-    assert slow.price(operator, load(10_000), {}) == pytest.approx(412.2e-6, rel=1e-4)
+    assert slow.price(operator, load(10_000), {}) == pytest.approx(410.01e-6, rel=1e-4)
 
 
 def test_a_dense_decode_by_hand() -> None:
@@ -50,7 +50,8 @@ def test_a_dense_decode_by_hand() -> None:
 
     gemm: 4 calls x 10 us; weights 2 x (1024 x 2048 + 1024 x 1024 + 1024 x 8192 + 4096 x 1024) = 31.457e6 bytes, rows
     2 x (3072 + 2048 + 9216 + 5120) = 38,912 -> 31.496 us. attention: 10 us + 1000 tokens x 2048 bytes = 2.048 us.
-    norm: 2 calls, 6 x 1024 bytes each. lm_head: 10 us + 2 x 1024 x 32,000 + 2 x 33,024 = 65.602 us.
+    norm: 2 calls, 6 x 1024 bytes each. lm_head: 10 us + 2 x 1024 x 32,000 + 2 x 33,024 = 65.602 us, and 10 x 32,000 bytes of
+    logits.
     """
     machine = build_machine(profile(), QUIET)
     p = build(dense(1), Parallel(), QUIET, True)
@@ -58,7 +59,7 @@ def test_a_dense_decode_by_hand() -> None:
     assert c.seconds["gemm"] == pytest.approx(40e-6 + 31.496e-6, rel=1e-4)
     assert c.seconds["attention"] == pytest.approx(12.048e-6, rel=1e-4)
     assert c.seconds["small_kernels"] == pytest.approx(2 * (10e-6 + 6 * 1024e-12), rel=1e-4)
-    assert c.seconds["lm_head"] == pytest.approx(75.602e-6, rel=1e-4)
+    assert c.seconds["lm_head"] == pytest.approx(75.922e-6, rel=1e-4)
     assert c.seconds["launch"] == pytest.approx(10e-6)  # one graph launch
     assert "allreduce" not in c.seconds
 
@@ -107,7 +108,10 @@ def test_kv_is_read_once_for_all_rows_of_a_sequence() -> None:
 def test_time_never_falls_with_more_work(batch: int, context: int, d: int, tp: int, experts: bool) -> None:
     """More rows, context or layers never cost less; more ranks never load a rank with more bytes of weights."""
     model = moe() if experts else dense()
-    graphs = {"captured_sizes": tuple(range(1, 129)), "max_running_requests": 128}  # no step from graph to eager, where a pass may get cheaper
+    graphs = {
+        "captured_sizes": tuple(range(1, 129)),
+        "max_running_requests": 128,
+    }  # no step from graph to eager, where a pass may get cheaper
     base = scenario(model, tp=tp, batch=batch, context=context, d=d, engine=QUIET, options=graphs)
     machine = build_machine(base.profile, QUIET)
     here = evaluate(base, machine)

@@ -18,6 +18,7 @@ from specsim.derive import fill, from_tables, scaled
 from specsim.errors import InputError
 from specsim.fitting import fit_peak, fit_rate
 from specsim.importers import default_source, into_profile, read_tool
+from specsim.ops import operator_seconds
 from specsim.profiles import Source, latency_us, load_profile
 from specsim.tables import import_system, package_folder, systems
 
@@ -76,10 +77,10 @@ def test_what_cannot_be_identified_is_refused(size, time, why):
 
 
 def test_peak_is_found_beyond_the_bend():
-    """4 us, 1 TB/s and 200 TFLOPS joined as fixed + sqrt(bytes^2 + operations^2): recovered from compute-bound rows."""
+    """4 us, 1 TB/s and 200 TFLOPS joined by the cost equation: recovered from compute-bound rows."""
     rows = np.array([1, 64, 512, 1024, 2048, 4096.0])
     size, flops = np.full(6, 1e8), rows * 1e8
-    time = 4e-6 + np.hypot(size / 1e12, flops / 200e12)
+    time = operator_seconds(np.asarray(4e-6), size / 1e12, flops / 200e12)
     rate = fit_rate(np.array([1e7, 1e8, 1e9]), 4e-6 + np.array([1e7, 1e8, 1e9]) / 1e12)
     assert fit_peak(rate, size, time, flops) == pytest.approx(200e12, rel=0.01)
     assert fit_peak(rate, size[:2], time[:2], flops[:2]) is None, "no row there is bound by compute"

@@ -49,21 +49,39 @@ def test_the_field_case_by_the_bare_command(capsys: pytest.CaptureFixture[str]) 
 
 def test_the_field_case_is_the_default() -> None:
     s = build()
-    assert (s.model.name, s.draft and s.draft.name, s.profile.name) == ("Kimi-K2.5", "kimi-k2.5-eagle3", "8x-pcie-field")
+    assert (s.model.name, s.draft and s.draft.name, s.profile.name) == (
+        "Kimi-K2.5",
+        "kimi-k2.5-eagle3",
+        "8x-pcie-field",
+    )
     assert (s.parallel.tp, float(s.batch), float(s.draft_tokens), s.method) == (8, 1, 3, "eagle3")
 
 
 @pytest.mark.parametrize(("batch", "low", "high"), [(1, 10.8, 11.5), (2, 13.2, 13.8), (4, 16.7, 17.1), (8, 22.8, 22.8)])
 def test_a_healthy_pcie_box(batch: int, low: float, high: float) -> None:
     """Kimi-K2.6 without speculation on 8 RTX PRO 6000, published (rtx6kpro pages kimi-k26-v2 and -v4): within 15 %."""
-    p = predict(build(model="Kimi-K2.6", hardware="8x-rtx-pro-6000", method="none", batch=batch, context=512), samples=0)
+    p = predict(
+        build(model="Kimi-K2.6", hardware="8x-rtx-pro-6000", method="none", batch=batch, context=512), samples=0
+    )
     assert 0.85 * low < p.decode_ms.value < 1.15 * high
 
 
 def test_the_json_contract(capsys: pytest.CaptureFixture[str]) -> None:
     p = document(capsys, "--draft-tokens", "3", "--accept-rate", "0.6")
     assert p["schema"] == "specsim.prediction/1"
-    named = ("model", "draft", "hardware", "engine", "tp", "batch", "context", "method", "num_steps", "topk", "draft_tokens")
+    named = (
+        "model",
+        "draft",
+        "hardware",
+        "engine",
+        "tp",
+        "batch",
+        "context",
+        "method",
+        "num_steps",
+        "topk",
+        "draft_tokens",
+    )
     assert set(named) <= set(p["scenario"])
     for key in ("decode_ms", "draft_ms", "verify_ms", "extend_ms", "host_ms", "cycle_ms", "decode_tokens_per_s",
                 "spec_tokens_per_s", "speedup"):  # fmt: skip
@@ -77,7 +95,9 @@ def test_the_json_contract(capsys: pytest.CaptureFixture[str]) -> None:
     assert set(p["memory"]) == {"weights_gb_per_gpu", "kv_gb_per_gpu", "fits"}
     total = sum(p[f"{phase}_ms"]["value"] for phase in ("draft", "verify", "extend", "host"))
     assert p["cycle_ms"]["value"] == pytest.approx(total, rel=1e-4)
-    assert p["speedup"]["value"] == pytest.approx(p["accept_length"] * p["decode_ms"]["value"] / p["cycle_ms"]["value"], rel=1e-3)
+    assert p["speedup"]["value"] == pytest.approx(
+        p["accept_length"] * p["decode_ms"]["value"] / p["cycle_ms"]["value"], rel=1e-3
+    )
 
 
 def test_without_acceptance_there_is_no_speedup_but_a_curve(capsys: pytest.CaptureFixture[str]) -> None:
@@ -129,7 +149,10 @@ def test_tp_1_has_no_allreduce() -> None:
 def test_an_eager_phase_costs_more_on_a_fast_box(phase: str) -> None:
     base = {"model": "Llama-3.1-8B", "hardware": "8x-h200", "tp": 8, "draft_tokens": 3}
     graph, eager = (predict(build(**base, eager=e), samples=0) for e in ((), (phase,)))
-    times = [{"decode": p.decode_ms, "draft": p.draft_ms, "verify": p.verify_ms, "extend": p.extend_ms}[phase] for p in (graph, eager)]
+    times = [
+        {"decode": p.decode_ms, "draft": p.draft_ms, "verify": p.verify_ms, "extend": p.extend_ms}[phase]
+        for p in (graph, eager)
+    ]
     assert times[0] is not None
     assert times[1] is not None
     assert times[1].value >= times[0].value
@@ -200,7 +223,9 @@ def test_bad_input_is_one_clear_line(name: str, capsys: pytest.CaptureFixture[st
     ("content", "expected"),
     [("{,}", "line 1"), ("[1]", "object"), ('{"hidden_size": 4}', "missing"), ("", "JSON")],
 )
-def test_a_broken_config_names_its_place(content: str, expected: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_broken_config_names_its_place(
+    content: str, expected: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     (tmp_path / "config.json").write_text(content)
     code, _, err = run(capsys, "predict", "--model", str(tmp_path))
     assert code == 2
