@@ -20,7 +20,6 @@ from specsim.configs import default_draft, load_model, model_from_config, mtp_dr
 from specsim.engines import Engine, load_engine
 from specsim.errors import InputError
 from specsim.forward import Network, Parallel
-from specsim.launch import read_launch
 from specsim.models import BF16, Format, Model
 from specsim.profiles import Profile, load_profile
 from specsim.routing import Routing, parse
@@ -378,6 +377,8 @@ def of_record(record: Record, point: Point, hardware: str | Profile | None = Non
     hardware: the profile to predict with, else the record's own. Raises InputError when the record lacks what a
     prediction needs.
     """
+    from specsim.launch import read_launch  # only replays need it, and every start-up would pay for it
+
     box = hardware or record.hardware
     if box is None:
         raise InputError("names no hardware profile", where=f"record {record.name}", mend="give --hardware")
