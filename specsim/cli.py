@@ -15,8 +15,8 @@ COMMANDS = {
     "calibrate": "Measure this box and write its hardware profile.",
     "doctor": "Check this box's health in seconds, measuring nothing more.",
     "validate": "Set predictions beside a live server, or replay records.",
-    "fit": "Fit the engine terms to recorded runs.",
     "observe": "Read logs, metrics, traces and benchmark files into records.",
+    "simulate": "Requests under load: TTFT, TPOT, throughput, queue.",
     "hardware": "List, show, compare and import hardware profiles.",
     "models": "List and show models as specsim reads them.",
 }
