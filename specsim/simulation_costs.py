@@ -319,7 +319,7 @@ def _windows(s: Scenario) -> list[float]:
     return sorted(found | compressed)
 
 
-def _nodes(widest: float, more: Iterable[float], by: float = 0.5) -> Array:
+def _nodes(widest: float, more: Iterable[float], by: float = 0.125) -> Array:
     powers = 2.0 ** np.arange(4.0, math.log2(max(widest, 64)) + by, by)
     return np.unique(np.concatenate([[0.0], powers.round(), [x for x in more if x > 0]]))
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from specsim.engines import Engine, load_engine
+from specsim.engines import Engine, Term, load_engine
 from specsim.forward import Parallel
 from specsim.models import Attention, DraftShape, Experts, Format, Layer, Model, Projection
 from specsim.profiles import AllReduceCurve, Gpu, Launch, OperatorRate, Profile, Source
@@ -95,6 +96,12 @@ def eagle(target: Model, vocab: int = 8000) -> Model:
     layer = dense(1, h).layers[0][0]
     return Model("eagle", "Test", h, vocab, ((layer, 1),), Projection("head", h, vocab), embedding_parameters=0,
                  draft=DraftShape("eagle3", Projection("fc", 3 * h, h, split="none"), h))  # fmt: skip
+
+
+def quiet() -> Engine:
+    """SGLang without terms of its own: no host time, no skew, eager launches at the bare cost."""
+    engine = load_engine("sglang")
+    return replace(engine, terms={name: Term(float(name == "eager_factor"), 0.0, "none") for name in engine.terms})
 
 
 def scenario(model: Model | None = None, draft: Model | None = None, *, tp: int = 1, d: Any = 3, batch: Any = 1, context: Any = 1000,

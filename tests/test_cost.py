@@ -6,23 +6,19 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from builders import dense, eagle, moe, profile, rate, scenario
+from builders import dense, eagle, moe, profile, quiet, rate, scenario
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specsim.cycle import evaluate, target_pass
-from specsim.engines import Term, load_engine
+from specsim.engines import load_engine
 from specsim.forward import Network, Parallel, build, cost, slice_of, weight_bytes
 from specsim.machine import build as build_machine
 from specsim.models import Projection
 from specsim.ops import Load, gemm, merge
 from specsim.quantities import Quantity, decimals
 
-QUIET = replace(
-    load_engine("sglang"),
-    terms={name: Term(float(name == "eager_factor"), 0.0, "none") for name in load_engine("sglang").terms},
-    kernels={},
-)
+QUIET = replace(quiet(), kernels={})
 NO_NETWORK = Network(1, "none", {})
 
 
