@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 from pydantic import ValidationError
 
 from specsim.errors import InputError, WorkError
 from specsim.files import read_json
-from specsim.prediction import Prediction, predict
+from specsim.prediction import Prediction, machine_of, predict
 from specsim.profiles import Profile
 from specsim.records import Correction, Point, Record
 from specsim.routing import parse as parse_routing
@@ -138,12 +139,11 @@ def predict_point(record: Record, point: Point, hardware: str | Profile | None) 
 
     The work that the measurement added (record.corrections) is added to the passes that it slowed down.
     """
-    scenario = of_record(record, point, hardware)
-    if record.environment.get("routing") == "collapsed":
-        scenario = replace(scenario, routing=parse_routing(COLLAPSED))
+    scenario = scenario_of(record, point, hardware)
     p = predict(scenario)
+    factor = float(machine_of(scenario).terms["eager_factor"])
     added = {
-        phase: sum(_added_ms(c, scenario, phase) for c in record.corrections)
+        phase: sum(float(added_ms(c, scenario, phase, factor)) for c in record.corrections)
         for phase in ("decode", "draft", "verify", "extend")
     }
     found = {
@@ -175,14 +175,24 @@ def _decode_host(p: Prediction) -> Interval:
     return (value, value, value)
 
 
-def _added_ms(correction: Correction, scenario: Scenario, phase: str) -> float:
-    """Milliseconds that a correction adds to a pass: its own time in a graph, launches when the phase is eager."""
+def scenario_of(record: Record, point: Point, hardware: str | Profile | None) -> Scenario:
+    """The scenario of a recorded point, with the routing that the run had. Raises InputError when the record lacks it."""
+    scenario = of_record(record, point, hardware)
+    if record.environment.get("routing") == "collapsed":
+        scenario = replace(scenario, routing=parse_routing(COLLAPSED))
+    return scenario
+
+
+def added_ms(correction: Correction, scenario: Scenario, phase: str, eager_factor: ArrayLike) -> NDArray[np.float64]:
+    """Milliseconds that a correction adds to a pass: its own time in a graph, and its launches, at the engine's
+    `eager_factor` as all others, when the phase is eager."""
     if phase not in correction.applies_to:
-        return 0.0
+        return np.zeros(())
     layers = sum(n for layer, n in scenario.model.layers if layer.experts is not None)
     graph = scenario.graph_phases.get(phase, True)
-    launches = 0.0 if graph else correction.kernels_per_moe_layer * scenario.profile.launch.kernel_us
-    return layers * max(correction.us_per_moe_layer, launches) / 1e3
+    kernels = 0.0 if graph else correction.kernels_per_moe_layer
+    launches = kernels * scenario.profile.launch.kernel_us * np.asarray(eager_factor)
+    return np.asarray(layers * np.maximum(correction.us_per_moe_layer, launches) / 1e3)
 
 
 def compare(

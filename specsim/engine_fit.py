@@ -1,0 +1,514 @@
+"""Fitting an engine's terms to whole runs: what no operator measurement shows, by least squares with priors.
+
+The residual of an observation is log(observed / predicted) over its relative error, with soft-L1 loss, since recorded
+runs hold outliers; a term's prior is (value - prior) / spread from the engine's description, without it. So a term
+that the records do not show stays where it was. Only the terms move: operator rates, curves and launch costs are the
+box's, and a fit that changed them would explain one model's run with another's operator. docs/fit.md derives it.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specsim.cycle import evaluate
+from specsim.engines import Engine
+from specsim.errors import InputError, did_you_mean
+from specsim.machine import Machine, lift
+from specsim.prediction import machine_of
+from specsim.profiles import EngineTerms, Profile, Source
+from specsim.records import Correction, Point, Record
+from specsim.replay import added_ms, scenario_of
+from specsim.scenarios import Scenario
+
+Array = NDArray[np.float64]
+SCHEMA = "specsim.fit/1"
+PHASES = ("decode", "draft", "verify", "extend", "cycle")
+FLOOR = 0.015  # relative error of any observation: clocks, the steadiness of a batch
+UNSTATED = 0.03  # relative error of an observation whose record gives no interval
+WIDTH = 2 * 1.2816  # standard deviations in an 80 % interval
+OUTLIER = 2.0  # standard deviations beyond which an observation counts less
+IDENTIFIED = 0.5  # least share of a term's information that must come from the records
+# How far one model's runs lie from what terms common to all models say: the error of the profile's operator classes for
+# its shapes in graphs; eagerly, that a launch from one model's code costs 6 and from another's 11 bare ones.
+MODEL_SPREAD, EAGER_SPREAD = 0.03, 0.25
+SIGNED_SPREAD = (
+    0.1  # prior spread of a term whose prior is 0 (kernel_gap, microseconds): a tenth of the smallest kernel
+)
+LOWEST = {"kernel_gap_us": -np.inf, "row_layer_us": -np.inf, "verify_layer_us": -np.inf, "eager_factor": 0.1}
+
+# The run that shows a term, for people who lack it.
+RUNS = {
+    "kernel_gap_us": "runs of models with many and with few kernels a layer, in graphs at batch 1",
+    "row_layer_us": "a run at batch 32 or more",
+    "verify_layer_us": "a run with speculation and one without of the same model, at batch 1",
+    "allreduce_skew_us": "a run with --tp 2 or more",
+    "draft_step_us": "a run with 3 or more draft steps whose phases are timed (SGLANG_ENABLE_METRICS_DEVICE_TIMER=1)",
+    "decode_host_us": "a run without speculation of a model whose step takes 2 to 5 ms",
+    "cycle_host_us": "a run with speculation whose phases are timed, of a model whose cycle takes 3 to 8 ms",
+    "decode_cpu_us": "a run without speculation with --disable-cuda-graph, or of a model whose step takes below 1 ms",
+    "cycle_cpu_us": "a run with speculation and --disable-cuda-graph",
+    "rank_cpu_us": "a run with speculation and --tp 2 or more, of a model whose cycle takes below 8 ms",
+    "eager_factor": "a run with --disable-cuda-graph",
+}
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One observed time: milliseconds and relative error (one standard deviation) of a phase of a point, by its place."""
+
+    phase: str
+    place: int
+    ms: float
+    error: float
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """One record that can be predicted again with other terms; its scenario has one element a point."""
+
+    record: str
+    model: str  # what the target is, by its sizes: runs of one model share it
+    scenario: Scenario
+    machine: Machine
+    corrections: tuple[Correction, ...]
+    seen: tuple[Seen, ...]
+
+    @property
+    def eager(self) -> bool:
+        """Whether the target runs without graphs."""
+        return not self.scenario.graph_phases["decode" if self.scenario.method == "none" else "verify"]
+
+    def predicted(self, terms: Mapping[str, Array]) -> Array:
+        """Milliseconds of all that was seen, by sample of the terms: shape (len(seen), samples). Terms in the units of
+        their names, each of shape () or (samples,)."""
+        machine = replace(self.machine, terms={**self.machine.terms, **_si(terms)})
+        cycle = evaluate(self.scenario, machine)
+        factor = lift(machine.terms["eager_factor"], self.scenario.batch.ndim)
+        more = {p: sum(added_ms(c, self.scenario, p, factor) for c in self.corrections) for p in PHASES[:4]}
+        times: dict[str, Array] = {"decode": cycle.decode_s * 1e3 + more["decode"]}
+        for phase, cost in (("draft", cycle.draft), ("verify", cycle.verify), ("extend", cycle.extend)):
+            if cost is not None:
+                times[phase] = cost.total * 1e3 + more[phase]
+        if cycle.verify is not None:
+            times["cycle"] = cycle.cycle_s * 1e3 + more["draft"] + more["verify"] + more["extend"]
+        shape = (max((np.size(value) for value in terms.values()), default=1), self.scenario.batch.size)
+        full = {phase: np.broadcast_to(time, shape) for phase, time in times.items()}
+        return np.stack([full[s.phase][:, s.place] for s in self.seen])
+
+
+def _si(terms: Mapping[str, Array]) -> dict[str, Array]:
+    return {n.removesuffix("_us"): np.asarray(v) * (1e-6 if n.endswith("_us") else 1.0) for n, v in terms.items()}
+
+
+@dataclass(frozen=True)
+class Term:
+    """A fitted term. `error` and `prior_error` are one standard deviation; `share` is the part of what is known about
+    the term that the records gave, 0 to 1."""
+
+    name: str
+    prior: float
+    prior_error: float
+    value: float
+    error: float
+    share: float
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Fitted terms, what was left at its prior and why, and errors of the observations before and after.
+
+    `correlations` follows the order of `terms`. `noise`: by how much residuals exceed the stated errors (at least 1),
+    which the errors include. `spread`: one relative uncertainty of all terms that gives times the spread of the fit.
+    """
+
+    engine: str
+    terms: tuple[Term, ...]
+    correlations: Array
+    left: Mapping[str, str]
+    noise: float
+    spread: float
+    records: tuple[str, ...]
+    points: int
+    before: Mapping[str, Mapping[str, float]]
+    after: Mapping[str, Mapping[str, float]]
+
+    @property
+    def values(self) -> dict[str, Array]:
+        """Fitted values by name, for Case.predicted."""
+        return {t.name: np.asarray(t.value) for t in self.terms}
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Errors on records that a fit did not see."""
+
+    name: str
+    records: tuple[str, ...]
+    before: Mapping[str, Mapping[str, float]]
+    after: Mapping[str, Mapping[str, float]]
+    fit: Fit = field(repr=False)
+
+
+# --- records to cases -------------------------------------------------------------------------------------------------
+
+
+def cases_of(
+    records: Iterable[Record], hardware: str | Profile | None = None, engine: str | None = None
+) -> tuple[list[Case], list[str]]:
+    """Every record with a time that can be predicted, and lines on those left out.
+
+    hardware: the profile to predict all with, else each record's own. Raises InputError when no point is left, or
+    when the records are of several engines and none is chosen.
+    """
+    records = [r for r in records if r.engine is not None]
+    engines = sorted({r.engine.name for r in records if r.engine})
+    if engine is None and len(engines) > 1:
+        raise InputError(f"the records are of {', '.join(engines)}", where="fit", mend="choose one with --engine")
+    cases, skipped = [], []
+    for record in records:
+        if engine is not None and record.engine and record.engine.name != engine:
+            continue
+        points = [p for p in record.points if p.batch and any(getattr(p, f"{phase}_ms") for phase in PHASES)]
+        if not points:
+            continue
+        try:
+            first = scenario_of(record, points[0], hardware)
+        except InputError as error:
+            skipped.append(f"{record.name}: {error}")
+            continue
+        batch = np.array([p.batch for p in points], dtype=float)
+        scenario = replace(first, batch=batch, context=np.array([round(p.context or 0) for p in points], dtype=float))
+        phases: tuple[str, ...] = ("decode",) if scenario.method == "none" else PHASES
+        if scenario.draft is None:
+            phases = tuple(phase for phase in phases if phase not in ("draft", "extend"))
+        seen = tuple(s for place, point in enumerate(points) for s in _seen(point, place) if s.phase in phases)
+        if seen:
+            machine = machine_of(scenario)
+            cases.append(Case(record.name, _model(scenario), scenario, machine, tuple(record.corrections), seen))
+    if not cases:
+        why = f" ({skipped[0]})" if skipped else ""
+        raise InputError(f"no point could be predicted{why}", where="fit", mend="give --hardware, or other records")
+    return cases, skipped
+
+
+def _seen(point: Point, place: int) -> Iterator[Seen]:
+    """The times of a point, with the error that its interval says and that of any observation."""
+    for phase in PHASES:
+        quantity = getattr(point, f"{phase}_ms")
+        if quantity is None or quantity.value <= 0:
+            continue
+        stated = UNSTATED
+        if quantity.low is not None and quantity.high is not None:
+            stated = (quantity.high - quantity.low) / WIDTH / quantity.value
+        yield Seen(phase, place, quantity.value, float(np.hypot(stated, FLOOR)))
+
+
+def _model(scenario: Scenario) -> str:
+    """The target by its sizes, so that runs of one model stay together whatever their names, ranks or number formats."""
+    m = scenario.model
+    experts = f", {m.experts.count} experts" if m.experts else ""
+    return f"{m.num_layers} layers x {m.hidden}{experts}"
+
+
+def split(cases: Sequence[Case], patterns: Sequence[str]) -> tuple[list[Case], list[Case]]:
+    """(to fit, held out): cases whose record matches one of the patterns are held out.
+
+    Raises InputError when a pattern matches nothing or everything is held out.
+    """
+    names = sorted({case.record for case in cases})
+    for pattern in patterns:
+        if not fnmatch.filter(names, pattern):
+            raise InputError(f"no record matches {pattern!r}", where="--hold-out", mend=did_you_mean(pattern, names))
+    out = [c for c in cases if any(fnmatch.fnmatchcase(c.record, p) for p in patterns)]
+    kept = [c for c in cases if c not in out]
+    if not kept:
+        raise InputError("holds out every record", where="--hold-out", mend="leave some to fit")
+    return kept, out
+
+
+def by_model(cases: Sequence[Case]) -> dict[str, list[Case]]:
+    """Cases of each model, under what the names of its records begin with."""
+    groups: dict[str, list[Case]] = {}
+    for case in cases:
+        groups.setdefault(case.model, []).append(case)
+    named = {}
+    for model, group in groups.items():
+        name = _beginning(sorted(c.record for c in group)) or model
+        named[name if name not in named else f"{name} ({model})"] = group
+    return named
+
+
+def _beginning(names: Sequence[str]) -> str:
+    """What sorted names begin with, in whole words."""
+    first, last = (re.split(r"([-_. ])", name) for name in (names[0], names[-1]))
+    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False))
+    return "".join(word for word, _ in same).rstrip("-_. ")
+
+
+# --- the fit ----------------------------------------------------------------------------------------------------------
+
+
+def priors(engine: Engine) -> dict[str, tuple[float, float]]:
+    """(value, standard deviation) of each term, from the engine's description: never from an earlier fit, so that no
+    record counts twice."""
+    return {n: (t.value, abs(t.value) * t.relative_uncertainty or SIGNED_SPREAD) for n, t in engine.terms.items()}
+
+
+def fit(cases: Sequence[Case], terms: Sequence[str] | None = None) -> Fit:
+    """Fit engine terms to the cases.
+
+    terms: names, with or without the unit (`eager_factor`, `verify_layer`). Without any: all that the cases identify;
+    the others stay at their prior and `Fit.left` says why. Raises InputError when a named term is unknown, or is not
+    identified: with the run that would identify it.
+    """
+    engine = cases[0].scenario.engine
+    prior = priors(engine)
+    names = list(prior) if terms is None else [_known(name, prior) for name in terms]
+    left: dict[str, str] = {}
+    while True:
+        if not names:
+            raise InputError("the records identify no term", where="fit", mend=next(iter(left.values())))
+        solution = _solve(cases, names, prior)
+        weakest = int(np.argmin(solution.shares))
+        if solution.shares[weakest] >= IDENTIFIED:
+            break
+        unseen = _why(names, weakest, solution)
+        if terms is not None:
+            raise InputError(f"{unseen[0]}: the records do not identify it", where="--terms", mend=unseen[1])
+        left[names.pop(weakest)] = "; ".join(unseen[1:])
+    found = tuple(
+        Term(name, *prior[name], float(solution.values[i]), float(solution.errors[i]), float(solution.shares[i]))
+        for i, name in enumerate(names)
+    )
+    values = dict(zip(names, solution.values, strict=True))
+    start = {name: np.asarray(prior[name][0]) for name in names}
+    return Fit(
+        engine=engine.name,
+        terms=found,
+        correlations=solution.correlations,
+        left={name: left[name] for name in prior if name in left},
+        noise=solution.noise,
+        spread=solution.spread,
+        records=tuple(dict.fromkeys(case.record for case in cases)),
+        points=len({(case.record, s.place) for case in cases for s in case.seen}),
+        before=summary(cases, start),
+        after=summary(cases, values),
+    )
+
+
+def _known(name: str, prior: Mapping[str, Any]) -> str:
+    full = name if name in prior else f"{name}_us"
+    if full not in prior:
+        known = [n.removesuffix("_us") for n in prior]
+        raise InputError(f"no engine term {name!r}", where="--terms", mend=did_you_mean(name, known))
+    return full
+
+
+def _why(names: Sequence[str], place: int, solution: _Solution) -> tuple[str, str]:
+    """The term's name, and what is missing with the run that would show it."""
+    name = names[place].removesuffix("_us")
+    others = np.abs(solution.correlations[place]) - np.eye(len(names))[place]
+    nearest = int(np.argmax(others))
+    share = max(float(solution.shares[place]), 0.0)
+    told = f"{share:.0%} of what is known about it comes from the records"
+    if others[nearest] > 0.8:
+        told += f", which cannot tell it from {names[nearest].removesuffix('_us')}"
+    return name, f"{told}; needs {RUNS.get(names[place], 'other runs')}"
+
+
+@dataclass(frozen=True)
+class _Solution:
+    values: Array
+    errors: Array
+    shares: Array
+    correlations: Array
+    noise: float
+    spread: float
+
+
+def _solve(cases: Sequence[Case], names: Sequence[str], prior: Mapping[str, tuple[float, float]]) -> _Solution:
+    """Least squares over (value - prior) / spread of each term and of one factor on all times for each model, in graphs
+    and eagerly; twice, the second time with errors as large as the residuals of the first say."""
+    from scipy.optimize import least_squares
+
+    observed = np.array([s.ms for case in cases for s in case.seen])
+    error = np.array([s.error for case in cases for s in case.seen])
+    centre = np.array([prior[name][0] for name in names])
+    width = np.array([prior[name][1] for name in names])
+    groups = list(dict.fromkeys((case.model, case.eager) for case in cases))
+    spreads = [EAGER_SPREAD if eager else MODEL_SPREAD for _, eager in groups]
+    own = np.vstack([  # log of the factor of each observation's group, in units of the group's spread
+        [spread * ((case.model, case.eager) == group) for group, spread in zip(groups, spreads, strict=True)]
+        for case in cases for _ in case.seen
+    ])  # fmt: skip
+    n, k, m = len(observed), len(names), len(names) + len(groups)
+    lowest = np.full(m, -np.inf)
+    lowest[:k] = (np.array([LOWEST.get(name, 0.0) for name in names]) - centre) / width
+    step = 1e-3
+
+    def times(u: Array) -> tuple[Array, Array]:
+        """log predicted, shape (n,), and its slope in u, shape (n, m): one evaluation with the terms as samples."""
+        moved = np.vstack([u[:k], u[:k] + step * np.eye(k)])
+        terms = {name: centre[i] + width[i] * moved[:, i] for i, name in enumerate(names)}
+        logs = np.log(np.vstack([case.predicted(terms) for case in cases]))
+        return logs[:, 0] + own @ u[k:], np.hstack([(logs[:, 1:] - logs[:, :1]) / step, own])
+
+    def robust(z: Array) -> Array:
+        """soft-L1 for observations, plain squares for priors."""
+        rho = np.vstack([z, np.ones_like(z), np.zeros_like(z)])
+        root = np.sqrt(1 + z[:n])
+        rho[:, :n] = [2 * (root - 1), 1 / root, -0.5 / root**3]
+        return rho
+
+    noise = 1.0
+    u = np.zeros(m)
+    for _ in range(2):
+        scale = error * noise
+        cache: dict[bytes, tuple[Array, Array]] = {}
+
+        def at(u: Array, cache: dict[bytes, tuple[Array, Array]] = cache) -> tuple[Array, Array]:
+            key = u.tobytes()
+            if key not in cache:
+                cache.clear()
+                cache[key] = times(u)
+            return cache[key]
+
+        def residual(u: Array, scale: Array = scale, at: Any = at) -> Array:
+            return np.concatenate([(np.log(observed) - at(u)[0]) / scale, u])
+
+        def slope(u: Array, scale: Array = scale, at: Any = at) -> Array:
+            return np.vstack([-at(u)[1] / scale[:, None], np.eye(m)])
+
+        bounds = (lowest, np.inf)
+        result = least_squares(residual, u, slope, bounds=bounds, loss=robust, f_scale=OUTLIER, x_scale="jac", xtol=1e-6, ftol=1e-6)  # fmt: skip
+        u = result.x
+        left = np.abs(residual(u)[:n] * noise)
+        noise = max(1.0, float(np.median(left)) / 0.6745 * np.sqrt(n / max(n - k, 1)))
+    jacobian = result.jac  # with the robust weights
+    covariance = np.linalg.inv(jacobian.T @ jacobian)[:k, :k]
+    spread = np.sqrt(np.diag(covariance))
+    values = centre + width * u[:k]
+    slopes = times(u)[1][:, :k] / width  # of log time in the term itself
+    variance = np.einsum("ni,ij,nj->n", slopes * width, covariance, slopes * width)
+    alike = np.sum((slopes * values) ** 2, axis=1)
+    moved = alike > 1e-8
+    return _Solution(
+        values=values,
+        errors=width * spread,
+        shares=1 - spread**2,
+        correlations=covariance / np.outer(spread, spread),
+        noise=noise,
+        spread=float(np.sqrt(np.median(variance[moved] / alike[moved]))) if np.any(moved) else 0.0,
+    )
+
+
+def summary(cases: Sequence[Case], terms: Mapping[str, Array]) -> dict[str, dict[str, float]]:
+    """n, median and worst relative error a phase: predicted / observed - 1."""
+    errors: dict[str, list[float]] = {}
+    for case in cases:
+        for s, time in zip(case.seen, case.predicted(terms)[:, 0], strict=True):
+            errors.setdefault(s.phase, []).append(float(time) / s.ms - 1)
+    return {
+        phase: {
+            "n": len(errors[phase]),
+            "median_abs_error": float(np.median(np.abs(errors[phase]))),
+            "worst_error": max(errors[phase], key=abs),
+        }
+        for phase in PHASES
+        if phase in errors
+    }
+
+
+def held_out(name: str, fitted: Fit, out: Sequence[Case]) -> HeldOut:
+    """Errors of a fit on cases that it did not see."""
+    records = tuple(dict.fromkeys(case.record for case in out))
+    prior = {t.name: np.asarray(t.prior) for t in fitted.terms}
+    return HeldOut(name, records, summary(out, prior), summary(out, fitted.values), fitted)
+
+
+def leave_one_out(cases: Sequence[Case], terms: Sequence[str] | None = None) -> list[HeldOut]:
+    """Each model's runs predicted with terms fitted on the other models' runs.
+
+    Named terms that the others do not identify stay at their prior. Raises InputError when there is only one model.
+    """
+    models = by_model(cases)
+    if len(models) < 2:
+        raise InputError(
+            "all records are of one model", where="--leave-one-out", mend="give runs of two models or more"
+        )
+    results = []
+    for name, out in models.items():
+        kept = [case for case in cases if case not in out]
+        results.append(held_out(name, _of_named(kept, terms), out))
+    return results
+
+
+def _of_named(cases: Sequence[Case], terms: Sequence[str] | None) -> Fit:
+    if terms is None:
+        return fit(cases)
+    known = {_known(name, priors(cases[0].scenario.engine)) for name in terms}
+    everything = fit(cases)
+    kept = [t.name for t in everything.terms if t.name in known]
+    return fit(cases, kept) if kept else everything
+
+
+# --- results ----------------------------------------------------------------------------------------------------------
+
+
+def with_terms(profile: Profile, fitted: Fit, date: str) -> Profile:
+    """The profile with the fitted terms in its `engines` group. Terms that were not fitted keep what the profile has."""
+    before = profile.engines.get(fitted.engine)
+    kept = before.model_dump(exclude_none=True, exclude={"source", "relative_uncertainty", "note"}) if before else {}
+    names = ", ".join(fitted.records)
+    each = ", ".join(f"{t.name.removesuffix('_us')} +- {t.error:.2g}" for t in fitted.terms)
+    group = EngineTerms(
+        **{**kept, **{t.name: float(f"{t.value:.4g}") for t in fitted.terms}},
+        source=Source(kind="fitted", reference=f"specsim fit on {names}", date=date),
+        relative_uncertainty=float(f"{min(max(fitted.spread, 0.01), 3.0):.2g}"),
+        note=f"{fitted.points} points; {each}",
+    )
+    return profile.model_copy(update={"engines": {**profile.engines, fitted.engine: group}})
+
+
+def document(fitted: Fit, held: Sequence[HeldOut], skipped: Sequence[str]) -> dict[str, Any]:
+    """The document of schema specsim.fit/1."""
+    names = [t.name for t in fitted.terms]
+    return {
+        "schema": SCHEMA,
+        "engine": fitted.engine,
+        "terms": [
+            {
+                "name": t.name,
+                **{k: _six(getattr(t, k)) for k in ("prior", "prior_error", "value", "error", "share")},
+                "correlations": {n: _six(r) for n, r in zip(names, row, strict=True) if n != t.name},
+            }
+            for t, row in zip(fitted.terms, fitted.correlations, strict=True)
+        ],
+        "left_at_prior": dict(fitted.left),
+        "noise": _six(fitted.noise),
+        "records": list(fitted.records),
+        "points": fitted.points,
+        "before": _rounded(fitted.before),
+        "after": _rounded(fitted.after),
+        "held_out": [
+            {"name": h.name, "records": list(h.records), "before": _rounded(h.before), "after": _rounded(h.after)}
+            for h in held
+        ],
+        "skipped": list(skipped),
+    }
+
+
+def _six(x: float) -> float:
+    return float(f"{x:.6g}")
+
+
+def _rounded(phases: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    return {phase: {k: _six(v) for k, v in figures.items()} for phase, figures in phases.items()}

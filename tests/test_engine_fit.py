@@ -1,0 +1,187 @@
+"""The fit recovers terms that made the observations, leaves alone what it cannot see, and says which run would show it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import builders
+import numpy as np
+import pytest
+
+from specsim import engine_fit
+from specsim.commands.fit import command
+from specsim.engine_fit import Case, Seen, cases_of, fit, leave_one_out, priors, split, summary, with_terms
+from specsim.errors import InputError
+from specsim.models import Model
+from specsim.prediction import machine_of
+from specsim.profiles import dump_profile, load_profile, parse_profile
+from specsim.replay import load
+
+ROOT = Path(__file__).parents[1]
+TRUE = {"row_layer_us": 0.09, "verify_layer_us": 7.0, "draft_step_us": 19.0, "allreduce_skew_us": 3.5, "cycle_host_us": 340.0,
+        "cycle_cpu_us": 6500.0, "eager_factor": 5.0}  # fmt: skip
+
+
+def synthetic(
+    models: Sequence[Model], batches: Sequence[int] = (1, 8, 32, 64), eager: bool = True, tps: Sequence[int] = (1, 2)
+) -> list[Case]:
+    """Observations that specsim itself makes with the terms TRUE, each said to be known to 1 %: each model without
+    speculation and with EAGLE-3 of 2 and 3 steps, in graphs and eagerly, on one rank and two."""
+    cases = []
+    for model, tp, d in itertools.product(models, tps, (1, 3, 4)):
+        for options in ({}, {"disable_cuda_graph": True}) if eager else ({},):
+            method = "eagle3" if d > 1 else "none"
+            s = builders.scenario(
+                model, tp=tp, d=d, batch=batches, context=[1000] * len(batches), method=method, options=options
+            )
+            phases = ("draft", "verify", "extend", "cycle") if d > 1 else ("decode",)
+            blank = tuple(Seen(phase, place, 1.0, 0.01) for place in range(len(batches)) for phase in phases)
+            case = Case(f"{model.name}-{tp}-{d}", model.name, s, machine_of(s), (), blank)
+            times = case.predicted({n: np.asarray(v) for n, v in TRUE.items()})[:, 0]
+            seen = tuple(replace(b, ms=float(t)) for b, t in zip(blank, times, strict=True))
+            cases.append(replace(case, seen=seen))
+    return cases
+
+
+def scaled(case: Case, factor: float) -> Case:
+    return replace(case, seen=tuple(replace(s, ms=factor * s.ms) for s in case.seen))
+
+
+@pytest.fixture(scope="module")
+def cases() -> list[Case]:
+    return synthetic([builders.dense(32), builders.moe(24)])
+
+
+def test_known_terms_are_recovered(cases: list[Case]) -> None:
+    """Each within 2.5 of its own errors, known better than before, and all observations within 1 % in the median."""
+    fitted = fit(cases, list(TRUE))
+    assert {t.name for t in fitted.terms} == set(TRUE)
+    for term in fitted.terms:
+        assert abs(term.value - TRUE[term.name]) < 2.5 * term.error, term
+        assert abs(term.value - TRUE[term.name]) < 0.5 * abs(term.prior - TRUE[term.name]), term
+        assert term.error < term.prior_error
+        assert 0.5 <= term.share <= 1
+    assert fitted.noise == pytest.approx(1, abs=0.1)
+    np.testing.assert_allclose(np.diag(fitted.correlations), 1)
+    for phase, before in fitted.before.items():
+        after = fitted.after[phase]
+        assert after["n"] == before["n"]
+        assert after["median_abs_error"] < min(0.012, before["median_abs_error"] + 1e-3), phase
+
+
+def test_an_outlier_hardly_counts(cases: list[Case]) -> None:
+    clean = {t.name: t for t in fit(cases, list(TRUE)).terms}
+    wild = scaled(cases[0], 3)
+    for term in fit([wild, *cases[1:]], list(TRUE)).terms:
+        assert abs(term.value - clean[term.name].value) < 1.5 * clean[term.name].error, term.name
+
+
+def test_terms_that_no_record_shows_stay_and_the_run_is_named() -> None:
+    """One rank, in graphs, batch 1: nothing about all-reduces, ranks or eager launches."""
+    few = synthetic([builders.dense(32)], batches=(1,), eager=False, tps=(1,))
+    with pytest.raises(InputError, match=r"eager_factor: the records do not identify it.*--disable-cuda-graph"):
+        fit(few, ["draft_step", "eager_factor"])
+    fitted = fit(few)
+    assert {"allreduce_skew_us", "rank_cpu_us", "eager_factor", "cycle_cpu_us", "row_layer_us"} <= set(fitted.left)
+    assert "--tp 2" in fitted.left["allreduce_skew_us"]
+    assert "batch 32" in fitted.left["row_layer_us"]
+    assert not set(fitted.left) & {t.name for t in fitted.terms}
+    with pytest.raises(InputError, match="no engine term 'warp'"):
+        fit(few, ["warp"])
+
+
+def test_every_term_names_the_run_that_shows_it() -> None:
+    prior = priors(builders.scenario().engine)
+    assert set(engine_fit.RUNS) == set(prior)
+    assert all(spread > 0 for _, spread in prior.values())
+
+
+def test_held_out_records_have_no_say(cases: list[Case]) -> None:
+    kept, out = split(cases, ["moe-*"])
+    assert {c.record.split("-")[0] for c in kept} == {"dense"}
+    assert {c.record.split("-")[0] for c in out} == {"moe"}
+    spoilt = [scaled(c, 9) for c in out]
+    held = leave_one_out([*kept, *spoilt])
+    assert {h.name.split("-")[0] for h in held} == {"dense", "moe"}
+    fitted = next(h for h in held if h.name.startswith("moe"))
+    assert fitted.fit.records == tuple(dict.fromkeys(c.record for c in kept))
+    assert fitted.after == summary(spoilt, fitted.fit.values)
+    assert fitted.after["verify"]["worst_error"] < -0.8
+    with pytest.raises(InputError, match="no record matches 'qwen'"):
+        split(cases, ["qwen"])
+    with pytest.raises(InputError, match="every record"):
+        split(cases, ["*"])
+    with pytest.raises(InputError, match="one model"):
+        leave_one_out(kept)
+
+
+def test_shipped_records_make_cases() -> None:
+    records, _ = load(ROOT / "validation")
+    cases, skipped = cases_of(records)
+    assert skipped == []
+    models = engine_fit.by_model(cases)
+    assert {"kimi-rank8", "llama8b", "qwen3-30b-a3b"} <= set(models)
+    assert all(s.error >= engine_fit.FLOOR for case in cases for s in case.seen)
+    eager = [c for c in cases if c.record.endswith("eager")]
+    assert eager
+    assert all(c.eager for c in eager)
+
+
+def run(*arguments: str) -> Any:
+    return command.main(list(arguments), standalone_mode=False)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Copies of a few short records."""
+    for name in ("llama8b-base", "llama8b-e3-s3", "llama8b-e3-s3-ctx", "qwen3-30b-a3b-e3-s3"):
+        (tmp_path / f"{name}.json").write_text((ROOT / "validation" / f"{name}.json").read_text())
+    return tmp_path
+
+
+def test_the_command_writes_a_profile(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = folder / "out.yaml"
+    run("--records", str(folder), "--hold-out", "qwen*", "-o", str(out), "--json")
+    document = json.loads(capsys.readouterr().out)
+    assert document["schema"] == "specsim.fit/1"
+    assert document["held_out"][0]["records"] == ["qwen3-30b-a3b-e3-s3"]
+    assert "qwen3-30b-a3b-e3-s3" not in document["records"]
+    group = load_profile(str(out)).engines["sglang"]
+    assert group.source.kind == "fitted"
+    assert "llama8b-base" in group.source.reference
+    assert "qwen" not in group.source.reference
+    for term in document["terms"]:
+        assert getattr(group, term["name"]) == pytest.approx(term["value"], rel=1e-3)
+    assert 0 < group.relative_uncertainty < 1
+
+
+def test_the_command_for_people(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run("--records", str(folder), "--leave-one-out")
+    shown = capsys.readouterr().out
+    assert "verify_layer" in shown
+    assert "eager_factor stays at its prior" in shown
+    assert "qwen3-30b-a3b" in shown
+    with pytest.raises(InputError, match="needs a run with --tp 2 or more"):
+        run("--records", str(folder), "--terms", "allreduce_skew")
+
+
+def test_profiles_of_several_boxes_need_a_choice(folder: Path) -> None:
+    name = "llama8b-tp2-e3-s3"
+    (folder / f"{name}.json").write_text((ROOT / "validation" / f"{name}.json").read_text())
+    with pytest.raises(InputError, match=r"1x-h200, 2x-h200.*--hardware"):
+        run("--records", str(folder), "-o", str(folder / "out.yaml"))
+
+
+def test_fitted_terms_go_into_the_profile_beside_its_others(cases: list[Case]) -> None:
+    fitted = fit(cases, ["eager_factor"])
+    once = with_terms(builders.profile(), fitted, "2026-01-02")
+    twice = with_terms(once, fit(cases, ["eager_factor", "draft_step"]), "2026-01-03")
+    group = parse_profile(dump_profile(twice), "test").engines["sglang"]
+    assert group.draft_step_us is not None
+    assert group.eager_factor == pytest.approx(5, rel=0.1)
+    assert group.source.date == "2026-01-03"
