@@ -170,8 +170,8 @@ def test_the_limit_is_what_a_saturated_server_does() -> None:
         server = replace(
             server_of(s, machine_of(s), concurrency=32), policy="prefill-first" if engine == "sglang" else "mixed"
         )
-        m = simulate(server, synthetic(2000, Lengths(1000), Lengths(200)), concurrency=64).metrics
-        limit = capacity(server, 1000, 200)
+        m = simulate(server, synthetic(1000, Lengths(1000), Lengths(800)), concurrency=64).metrics
+        limit = capacity(server, 1000, 800)
         assert 0.9 * limit < m.request_throughput < 1.02 * limit
 
 
