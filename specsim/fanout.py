@@ -1,0 +1,107 @@
+"""Many tasks over processes, or over an existing Dask or Ray cluster, through joblib (docs/decisions/fanout.md).
+
+Results come in the order of the tasks, whatever ran them. A task that fails is tried again; a dead worker costs its wave
+of tasks, which is tried again too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from specsim.errors import InputError, SpecsimError, WorkError
+
+T = TypeVar("T")
+R = TypeVar("R")
+TRIES = 3
+WAVE = 8  # tasks a worker gets at a time: bounds what is in flight
+
+
+def run(function: Callable[[T], R], tasks: Sequence[T], *, jobs: int = 1, cluster: str | None = None) -> Iterator[R]:
+    """`function` of every task, in order. jobs: processes here (-1: one a core); cluster: "dask://HOST:PORT" or "ray".
+
+    Raises what a task raises after `TRIES` tries (SpecsimErrors at once), InputError when joblib or the cluster's
+    package is missing or the cluster's name is wrong, WorkError when the cluster does not answer.
+    """
+    if cluster is None and jobs == 1:
+        for task in tasks:
+            yield _value(_tried(function, task))
+        return
+    if jobs == 0 or jobs < -1:
+        raise InputError(f"{jobs} processes", where="--jobs", mend="give 1 or more, or -1 for one a core")
+    joblib = _need("joblib", "fanout")
+    with _backend(joblib, cluster, jobs):
+        workers = max(1, joblib.effective_n_jobs(-1 if cluster else jobs))
+        for first in range(0, len(tasks), WAVE * workers):
+            wave = tasks[first : first + WAVE * workers]
+            for outcome in _wave(joblib, function, wave, cluster):
+                yield _value(outcome)
+
+
+def _wave(joblib: Any, function: Callable[[T], R], tasks: Sequence[T], cluster: str | None) -> list[R | Exception]:
+    for left in reversed(range(TRIES)):
+        try:
+            found: list[R | Exception] = joblib.Parallel()(joblib.delayed(_tried)(function, task) for task in tasks)
+            return found
+        except Exception as error:  # a worker died, or the cluster went away: not the task's own failure
+            if not left:
+                where = cluster or "a worker process"
+                raise WorkError(f"{where}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}; finished parts are kept, run again to go on") from error  # fmt: skip
+    raise AssertionError
+
+
+def _tried(function: Callable[[T], R], task: T) -> R | Exception:
+    failure: Exception | None = None
+    for _ in range(TRIES):
+        try:
+            return function(task)
+        except SpecsimError as error:  # the same input would fail again
+            return error
+        except Exception as error:
+            failure = error
+    assert failure is not None
+    return failure
+
+
+def _value(outcome: R | Exception) -> R:
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome
+
+
+@contextlib.contextmanager
+def _backend(joblib: Any, cluster: str | None, jobs: int) -> Iterator[None]:
+    if cluster is None:
+        with joblib.parallel_config(backend="loky", n_jobs=jobs):
+            yield
+    elif cluster.startswith("dask://"):
+        distributed = _need("distributed", "dask")
+        try:
+            client = distributed.Client(f"tcp://{cluster.removeprefix('dask://')}", timeout=10, set_as_default=False)
+        except (OSError, ValueError, TimeoutError) as error:
+            raise WorkError(f"{cluster}: no Dask scheduler answers ({type(error).__name__}); nothing was run") from None
+        with client, joblib.parallel_config(backend="dask", client=client, n_jobs=-1):
+            yield
+    elif cluster == "ray" or cluster.startswith("ray://"):
+        ray = _need("ray", "ray")
+        try:
+            ray.init(address="auto" if cluster == "ray" else cluster, ignore_reinit_error=True, log_to_driver=False)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise WorkError(f"{cluster}: no Ray cluster answers ({type(error).__name__}); start one: ray start --head") from None  # fmt: skip
+        from importlib import import_module
+
+        import_module("ray.util.joblib").register_ray()
+        with joblib.parallel_config(backend="ray", n_jobs=-1):
+            yield
+    else:
+        raise InputError(f"unknown cluster {cluster!r}", where="--cluster", mend="give dask://HOST:PORT or ray")
+
+
+def _need(package: str, extra: str) -> Any:
+    from importlib import import_module
+
+    try:
+        return import_module(package)
+    except ImportError:
+        raise InputError(f"needs {package}", where="fan-out", mend=f"pip install 'specsim[{extra}]'") from None

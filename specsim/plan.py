@@ -1,0 +1,331 @@
+"""Plan a deployment: how many replicas of which cut and draft length serve a load within its targets.
+
+Each choice (box, tp, ep, draft setting) is put through the closed form of `specsim.steady` on a grid of rates up to its
+capacity. The highest rate up to which all targets hold is what one replica serves; replicas = rate / that, rounded up. More
+rate never takes fewer GPUs and looser targets never more, by construction.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specsim import steady
+from specsim.acceptance import chain_length, rate_for_length
+from specsim.cycle import evaluate
+from specsim.errors import InputError
+from specsim.machine import Machine
+from specsim.prediction import SAMPLES, machine_of
+from specsim.quantities import Quantity
+from specsim.scenarios import Scenario
+from specsim.simulation_costs import step_seconds
+from specsim.steady import Requests, Server
+
+Array = NDArray[np.float64]
+RATES = 400  # rates up to capacity at which a server is looked at: replicas are exact to 0.25 %
+ALPHAS = 201  # accept rates that the search for a target tries
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What the mean request must get: milliseconds to the first token, and a token after it. None: no limit."""
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("--ttft-ms", self.ttft_ms), ("--tpot-ms", self.tpot_ms)):
+            if value is not None and not 0 < value < math.inf:
+                raise InputError(f"{value:g} ms is no target", where=name, mend="give milliseconds above 0")
+
+    def miss(self, p: steady.Point) -> Array:
+        """How far a point is from the targets: 1 or less meets them all, 1.2 misses one by 20 %."""
+        worst = np.where(np.isfinite(p.tpot_s), 0.0, np.inf)
+        for limit, value in ((self.ttft_ms, p.ttft_s), (self.tpot_ms, p.tpot_s)):
+            if limit is not None:
+                worst = np.maximum(worst, value * 1e3 / limit)
+        return worst
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One way to serve, and what it takes. `rate_each`: requests a second that one replica serves within the targets (0:
+    none). `problem` says why there is no server at all."""
+
+    scenario: Scenario
+    server: Server | None
+    capacity: float = 0.0
+    rate_each: float = 0.0
+    miss: float = math.inf  # of the targets, unloaded
+    replicas: int = 0
+    point: steady.Point | None = None
+    problem: str = ""
+
+    @property
+    def draft_tokens(self) -> int:
+        return 1 if self.scenario.method == "none" else int(self.scenario.draft_tokens.reshape(-1)[0])
+
+    @property
+    def setting(self) -> str:
+        return "off" if self.scenario.method == "none" else str(self.draft_tokens)
+
+    @property
+    def gpus(self) -> int:
+        return self.replicas * self.scenario.parallel.tp
+
+    def headroom(self, rate: float) -> float:
+        """By which share the rate may grow before a target is missed."""
+        return self.replicas * self.rate_each / rate - 1
+
+    def cost_per_million(self, rate: float, output_tokens: float, price: float) -> float:
+        """Price of a million output tokens, at so much a GPU and hour."""
+        return self.gpus * price / (rate * output_tokens * 3600) * 1e6
+
+    def json(self, rate: float, requests: Requests, price: float | None) -> dict[str, Any]:
+        """The choice as specsim.plan/1 has it."""
+        s, p = self.scenario, self.point
+        met = self.replicas > 0
+        return {
+            "hardware": s.profile.name,
+            "tp": s.parallel.tp,
+            "ep": s.parallel.ep,
+            "method": s.method,
+            "draft_tokens": self.draft_tokens,
+            "meets_targets": met,
+            "replicas": self.replicas if met else None,
+            "gpus": self.gpus if met else None,
+            "rate_per_replica": _six(self.rate_each),
+            "capacity_per_replica": _six(self.capacity),
+            "headroom": _six(self.headroom(rate)) if met else None,
+            "tpot_ms": None if p is None else _ms(p.tpot_s),
+            "ttft_ms": None if p is None else _ms(p.ttft_s),
+            "running": _six(float(p.running[0])) if p is not None else None,
+            "most_running": None if self.server is None else self.server.most_running,
+            "miss": _six(self.miss) if math.isfinite(self.miss) else None,
+            "cost_per_million_output_tokens": None
+            if price is None or not met
+            else _six(self.cost_per_million(rate, requests.output_tokens, price)),
+            "problem": self.problem or None,
+        }
+
+
+def _six(x: float) -> float:
+    return float(f"{x:.6g}")
+
+
+def _ms(seconds: Array) -> float | None:
+    return None if not np.isfinite(seconds[0]) else _six(float(seconds[0]) * 1e3)
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a drafter must reach at one draft length and load. Accept rates; None: no rate is enough, 0: none is needed.
+
+    `batch`: sequences that decode together at this load; `load`: share of the planned rate.
+    """
+
+    draft_tokens: int
+    load: float
+    batch: int
+    breakeven_length: float
+    breakeven_rate: float | None
+    speedup_rate: float | None
+    target_rate: float | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The answer: every choice, the cheapest first; those that meet no target last, the nearest miss first among them."""
+
+    rate: float
+    requests: Requests
+    targets: Targets
+    choices: tuple[Choice, ...]
+    tpot_ms: Quantity | None = None  # of the best choice at its load, with the interval of its step time
+    drafter_targets: tuple[Target, ...] = ()
+    speedup: float = 1.5
+    warnings: tuple[str, ...] = field(default=())
+
+    @property
+    def best(self) -> Choice:
+        return self.choices[0]
+
+    @property
+    def met(self) -> bool:
+        return self.best.replicas > 0
+
+
+def plan(
+    scenarios: Iterable[Callable[[], Scenario] | Scenario],
+    rate: float,
+    requests: Requests,
+    targets: Targets,
+    *,
+    drafting: Callable[[Scenario], Scenario] | None = None,
+    headroom: float = 0.0,
+    max_gpus: int | None = None,
+    draft_tokens: Sequence[int] = (2, 3, 4, 5, 6, 7, 8),
+    speedup: float = 1.5,
+) -> Plan:
+    """Put scenarios (or what builds them) through the closed form and rank them.
+
+    drafting: of the best choice's scenario, one on the same GPUs that speculates, for the targets of drafters at
+    `draft_tokens`. headroom: share by which the rate may grow before a target is missed. Scenarios that cannot be built are noted; those that do not fit become choices with a `problem`. Raises
+    InputError when none can serve at all, for rates and sizes out of range, for speculation without acceptance, and when
+    the load takes more than `max_gpus` GPUs.
+    """
+    _check(rate, requests, speedup, headroom)
+    choices: list[Choice] = []
+    failure: InputError | None = None
+    warnings: list[str] = []
+    machines: dict[tuple[str, str], Machine] = {}
+    for make in scenarios:
+        try:
+            s = make if isinstance(make, Scenario) else make()
+        except InputError as error:
+            failure = failure or error
+            warnings.append(f"left out: {error}")
+            continue
+        if s.method != "none" and s.acceptance is None:
+            raise InputError(
+                "speculation needs an acceptance", where="plan", mend="give --accept-rate, or --method none"
+            )
+        key = (s.profile.name, s.engine.name)
+        if key not in machines:
+            machines[key] = machine_of(s)
+        warnings += s.warnings
+        choices.append(_choice(s, machines[key], rate, requests, targets, headroom))
+    if not any(c.server for c in choices):
+        if failure is not None and not choices:
+            raise failure
+        problem = next((c.problem for c in choices), "no configuration is left")
+        raise InputError(problem, where="plan")
+    ordered = tuple(sorted(choices, key=_order))
+    best = ordered[0]
+    if best.replicas and max_gpus is not None and best.gpus > max_gpus:
+        limit = max(c.rate_each * (max_gpus // c.scenario.parallel.tp) for c in ordered) / (1 + headroom)
+        raise InputError(
+            f"{max_gpus} GPUs cannot serve {rate:g} requests a second within the targets and {headroom:.0%} headroom, the limit is {limit:.4g}",
+            where="--max-gpus",
+            mend=f"lower --rate, loosen the targets, or use {best.gpus} GPUs",
+        )
+    made: list[Target] = []
+    if drafting is not None:
+        try:
+            drafter = drafting(best.scenario)
+            machine = machines[drafter.profile.name, drafter.engine.name]
+            made = targets_of_drafters(best, drafter, machine, rate, targets, draft_tokens, speedup)
+        except InputError as error:
+            warnings.append(f"no targets of drafters: {error}")
+    said = tuple(dict.fromkeys(warnings))
+    return Plan(rate, requests, targets, ordered, _interval(best), tuple(made), speedup, said)
+
+
+def _interval(c: Choice) -> Quantity | None:
+    """The TPOT of a choice, with as wide an interval as its step time has (its batch is held)."""
+    p = c.point
+    if p is None or c.server is None or not np.isfinite(p.tpot_s[0]) or not p.tpot_s[0]:
+        return None
+    batch = np.asarray(max(1.0, round(float(p.running[0]))))
+    step = step_seconds(
+        c.scenario, machine_of(c.scenario, samples=SAMPLES), batch, np.asarray(c.server.requests.context)
+    )
+    step = step.reshape(-1)
+    return Quantity.of(p.tpot_s[0] * step / step[0], 1e3)
+
+
+def _check(rate: float, requests: Requests, speedup: float, headroom: float) -> None:
+    if not 0 < rate < 1e9:
+        raise InputError(f"{rate:g} requests a second", where="--rate", mend="give a rate above 0")
+    for name, value in (("--input-tokens", requests.input_tokens), ("--output-tokens", requests.output_tokens)):
+        if not 1 <= value < 2**31:
+            raise InputError(f"{value:g} tokens", where=name, mend="give 1 or more")
+    if not 1 <= speedup < 100:
+        raise InputError(f"{speedup:g} is no speedup", where="--speedup", mend="give 1 or more")
+    if not 0 <= headroom <= 10:
+        raise InputError(f"{headroom:g} is out of range", where="--headroom", mend="give a fraction, for example 0.2")
+
+
+def _order(c: Choice) -> tuple[Any, ...]:
+    met = c.replicas > 0
+    return (not met, c.gpus if met else c.miss, -c.rate_each / c.scenario.parallel.tp, c.draft_tokens)
+
+
+def _choice(
+    s: Scenario, machine: Machine, rate: float, requests: Requests, targets: Targets, headroom: float
+) -> Choice:
+    try:
+        server = steady.server_of(s, machine, requests)
+    except InputError as error:
+        return Choice(s, None, problem=str(error))
+    capacity = float(server.capacity())
+    rates = capacity * np.arange(1, RATES) / RATES
+    miss = targets.miss(server.at(rates))
+    held = int(np.argmax(miss > 1)) if np.any(miss > 1) else len(rates)  # all rates below must hold as well
+    if not held:
+        return Choice(s, server, capacity, miss=float(miss[0]), point=server.at(rates[:1]))
+    each = float(rates[held - 1])
+    replicas = math.ceil(rate * (1 + headroom) / each * (1 - 1e-12))
+    return Choice(s, server, capacity, each, float(miss[0]), replicas, server.at(rate / replicas))
+
+
+# --- what a drafter must reach --------------------------------------------------------------------------------------
+
+LOADS = (0.25, 0.5, 1.0)
+
+
+def targets_of_drafters(
+    best: Choice,
+    drafting: Scenario,
+    machine: Machine,
+    rate: float,
+    targets: Targets,
+    draft_tokens: Sequence[int],
+    speedup: float,
+) -> list[Target]:
+    """Accept rates for break-even, `speedup` and the targets, by draft length and load, on the replicas of `best`.
+
+    Break-even and speedup are those of `specsim predict` at the batch of that load; the target's is the lowest constant
+    rate from which on the closed form meets all targets. Empty when `drafting` does not speculate, or drafts trees.
+    """
+    if drafting.method == "none" or drafting.topk > 1 or best.server is None:
+        return []
+    requests = best.server.requests
+    each = rate / best.replicas if best.replicas else best.capacity / 2
+    alphas = np.linspace(0.0, 1.0, ALPHAS)
+    running = [max(1, round(float(best.server.at(each * load).running[0]))) for load in LOADS]
+    out = []
+    for d in draft_tokens:
+        if d < 2:
+            continue
+        s = replace(drafting, draft_tokens=np.asarray(float(d)), num_steps=np.asarray(d - 1.0))
+        server = steady.server_of(s, machine, requests)
+        lengths = np.asarray(chain_length(alphas, d - 1))
+        at = replace(s, batch=np.asarray(running, dtype=float), context=np.asarray(requests.context))
+        c = evaluate(at, machine)
+        needed = np.broadcast_to(c.cycle_s / c.decode_s, (len(LOADS),))
+        for i, load in enumerate(LOADS):
+            met = targets.miss(server.at(each * load, lengths)) <= 1
+            above = np.logical_and.accumulate(met[::-1])[::-1]  # every better drafter meets them too
+            out.append(
+                Target(
+                    d,
+                    load,
+                    running[i],
+                    float(needed[i]),
+                    _rate(needed[i], d),
+                    _rate(speedup * needed[i], d),
+                    float(alphas[int(np.argmax(above))]) if above[-1] else None,
+                )
+            )
+    return out
+
+
+def _rate(length: float, d: int) -> float | None:
+    found = float(np.asarray(rate_for_length(length, d - 1)))
+    return None if math.isnan(found) else found

@@ -1,0 +1,180 @@
+"""The steady state of one server under a Poisson load, in closed form (docs/planning.md has the derivation).
+
+n running requests of T decode steps each leave at the rate mu(n) = n / (T S(n) / (1 - rho)), where S(n) is the time of a
+step of n sequences and rho = rate x prefill time the share of time that prefill takes. A server whose speed depends on how
+many share it, and which they share equally, has n requests with a probability proportional to
+
+    rate^n / (mu(1) mu(2) ... mu(n))        mu(n) = mu(B) beyond the limit B of running requests: those wait
+
+whatever the distribution of their lengths (Cohen, Acta Informatica 12, 1979). The mean of n over the rate is the time in
+decode: Little's law. Nothing is fitted.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from specsim.cycle import target_pass
+from specsim.errors import InputError
+from specsim.machine import Machine
+from specsim.scenarios import Scenario
+from specsim.simulation_costs import cache_limits, default_chunk, prefill_seconds, running_limit, step_seconds
+
+Array = NDArray[np.float64]
+MOST_RUNNING = 2048  # running requests that are looked at; engines admit fewer in all but name
+
+
+WAIT = 1.5  # steps from an arrival to its prefill while the server decodes: the rest of the running one, and the next (overlap)
+
+
+@dataclass(frozen=True)
+class Requests:
+    """What arrives: mean tokens of a request's prompt and answer (each at least 1)."""
+
+    input_tokens: float
+    output_tokens: float
+
+    @property
+    def context(self) -> float:
+        """Cached tokens of a running request, averaged over its life."""
+        return self.input_tokens + self.output_tokens / 2
+
+
+@dataclass(frozen=True)
+class Point:
+    """A server at a rate; every field has the shape of the rates asked for. Infinite where the load is not served.
+
+    running: requests that decode, mean; waiting: for a place among them; tpot_s: per output token after the first;
+    ttft_s: to the first token; busy: share of time with work.
+    """
+
+    rate: Array
+    running: Array
+    waiting: Array
+    tpot_s: Array
+    ttft_s: Array
+    busy: Array
+
+
+@dataclass(frozen=True)
+class Server:
+    """One replica. step[n - 1]: seconds of a decode step or cycle of n sequences; prefill[g - 1]: seconds a request when g
+    prompts are prefilled together, in `chunks` steps. saved[n - 1]: seconds that a prefill step saves by riding in a decode
+    step of n sequences, where the engine mixes them (vLLM)."""
+
+    requests: Requests
+    step: Array
+    prefill: Array
+    accept_length: float
+    gpus: int
+    chunks: float = 1.0
+    saved: Array | None = None
+
+    @property
+    def most_running(self) -> int:
+        return len(self.step)
+
+    def capacity(self, accept_length: ArrayLike | None = None) -> Array:
+        """Requests a second at most, by accept length: every place taken, and prompts prefilled as places fall free."""
+        steps = self._steps(accept_length)
+        most = float(self.most_running)
+        prefill = self._prefill_share(self._group(most / steps), np.asarray(most))
+        return np.asarray(1 / (steps * self.step[-1] / most + prefill))
+
+    def _steps(self, accept_length: ArrayLike | None) -> Array:
+        """Decode steps that a request takes part in; under overlap it stays for one step after its last token."""
+        length = np.asarray(self.accept_length if accept_length is None else accept_length, dtype=float)
+        return np.asarray((self.requests.output_tokens - 1) / length + 1)
+
+    def _group(self, a_step: Array) -> Array:
+        """Prompts prefilled together when so many come in a step: an arrival waits for one and a half (overlap)."""
+        return np.asarray(np.clip(1 + WAIT * a_step, 1.0, len(self.prefill)))
+
+    def _prefill_share(self, group: Array, running: Array) -> Array:
+        """Seconds that a prompt keeps decode waiting, in groups of `group` beside `running` sequences."""
+        alone = np.interp(group, np.arange(1, len(self.prefill) + 1), self.prefill)
+        if self.saved is None:
+            return np.asarray(alone)
+        saved = np.interp(running, np.arange(1, len(self.saved) + 1), self.saved)
+        return np.asarray(np.maximum(alone - self.chunks * saved, 0.1 * alone))
+
+    def at(self, rate: ArrayLike, accept_length: ArrayLike | None = None) -> Point:
+        """The steady state at arrival rates (requests a second) and accept lengths, which broadcast to one axis."""
+        r, steps = np.broadcast_arrays(np.atleast_1d(np.asarray(rate, dtype=float)), self._steps(accept_length))
+        n = np.arange(1, len(self.step) + 1, dtype=float)
+        shape = np.cumsum(np.log(self.step / n))
+        group, running = np.ones_like(r), np.ones_like(r)
+        for _ in range(4):  # how many prompts wait together depends on the step they wait for
+            work = r * self._prefill_share(group, running)
+            stable = work < 1
+            slowed = np.where(stable, r / np.where(stable, 1 - work, 1.0), np.inf) * steps  # decode steps a second
+            tail = slowed * self.step[-1] / n[-1]
+            stable &= tail < 1
+            slowed, tail = np.where(stable, slowed, 1.0), np.where(stable, tail, 0.0)
+            log = n * np.log(np.maximum(slowed, 1e-300))[:, None] + shape
+            top = np.maximum(log.max(axis=1, initial=0.0), 0.0)
+            weight, empty = np.exp(log - top[:, None]), np.exp(-top)
+            beyond = weight[:, -1] * tail / (1 - tail)
+            total = empty + weight.sum(axis=1) + beyond
+            running = (weight @ n + beyond * n[-1]) / total
+            waiting = weight[:, -1] * tail / (1 - tail) ** 2 / total
+            decoding = 1 - empty / total
+            step = (weight @ self.step + beyond * self.step[-1]) / np.maximum(total - empty, 1e-300)
+            group = self._group(np.where(stable, r * step * decoding, n[-1] / steps))
+            running = np.where(stable, running, n[-1])
+        own = self.prefill[0] * np.ones_like(r)
+        if self.saved is not None:  # the prompt's steps decode as well
+            own = own + self.chunks * np.maximum(step * decoding - np.interp(running, n, self.saved), 0.0)
+        queue = work * own / (2 * np.maximum(1 - work, 1e-9))
+        ttft = waiting / r + WAIT * step * decoding + queue + own
+        gained = max(self.requests.output_tokens - 1, 0.0)
+        tpot = running / r * (1 - 1 / steps) / gained if gained else np.zeros_like(r)
+
+        def served(values: Array, otherwise: float = math.inf) -> Array:
+            return np.where(stable, values, otherwise)
+
+        busy = served(1 - (1 - decoding) * (1 - work), 1.0)
+        return Point(r, served(running), served(waiting), served(tpot), served(ttft), busy)
+
+
+def server_of(s: Scenario, machine: Machine, requests: Requests) -> Server:
+    """The server of a scenario (its batch and context play no part). Its accept length is the scenario's, 1 without.
+
+    Raises InputError when the weights leave no room for the KV cache of one request.
+    """
+    tokens = float(s.draft_tokens.reshape(-1)[0]) if s.method != "none" else 1.0
+    kv, running = cache_limits(s, running_limit(s))
+    held = int(kv / (requests.context + tokens))
+    chunk = default_chunk(s)
+    mixed = s.engine.name != "sglang"
+    if mixed:
+        running = min(running, max(1, int(chunk / tokens)))
+    most = min(running, held, MOST_RUNNING)
+    if most < 1:
+        raise InputError(
+            f"the KV cache holds {kv:,} tokens, a request of {requests.input_tokens + requests.output_tokens:,.0f} does not fit",
+            where=f"{s.profile.name}, TP {s.parallel.tp}",
+            mend="raise --tp, or take another --hardware",
+        )
+    step = step_seconds(s, machine, np.arange(1.0, most + 1), np.asarray(requests.context)).reshape(-1)
+    prompt = max(requests.input_tokens, 1.0)
+    chunks = max(1, math.ceil(prompt / chunk))
+    together = np.arange(1.0, max(1, int(chunk / prompt)) + 1)
+    seconds = chunks * prefill_seconds(s, machine, together * prompt / chunks, np.asarray((prompt + 1) / 2)) / together
+    saved = None
+    if mixed:
+        rows = np.arange(1.0, most + 1)
+        at = replace(s, batch=rows, context=np.zeros(()))
+        phase = "decode" if s.method == "none" else "verify"
+        alone = np.broadcast_to(target_pass(at, machine, np.asarray(tokens), phase).total, rows.shape)
+        wider = prefill_seconds(
+            s, machine, np.asarray([1.0, 1.25]) * prompt / chunks, np.asarray((prompt + 1) / 2)
+        ).reshape(-1)
+        saved = alone - rows * tokens * (wider[1] - wider[0]) / (0.25 * prompt / chunks)
+    length = s.accept_length
+    gained = 1.0 if length is None else float(length.reshape(-1)[0])
+    return Server(requests, step, seconds.reshape(-1), gained, s.parallel.tp, float(chunks), saved)

@@ -1,0 +1,217 @@
+"""Run a sweep over processes or a cluster, keep what is done, and say what came out.
+
+With a file for the rows, every finished task leaves its rows and its digest in `FILE.parts/`; a sweep that was interrupted
+takes up there when it is started again, and the folder goes when the file is whole. Results do not depend on who ran what.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from specsim import fanout
+from specsim.errors import InputError, WorkError
+from specsim.files import write_atomically
+from specsim.sweep import SHOWN, Case, Digest, Spec, Task, built, digest, front, tasks_of
+from specsim.sweep_rows import check_target, join_parts, records, write_part
+
+SCHEMA = "specsim.sweep/1"
+LISTED = 2000  # rows that the JSON document holds at most
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came out of a sweep: the digest of all its parts, and rows where they are few."""
+
+    spec: Spec
+    cases: dict[int, Case]
+    digest: Digest
+    rows: list[dict[str, Any]] | None
+    out: Path | None = None
+    warnings: tuple[str, ...] = field(default=())
+
+    def pareto(self) -> list[dict[str, Any]]:
+        """Fronts of latency against throughput over cases, batches and settings: one a model, context and acceptance."""
+        merged: dict[tuple[str, int, int], list[list[float]]] = {}
+        for key, points in (self.digest.fronts or {}).items():
+            index, context, acceptance = (int(x) for x in key.split(","))
+            group = (str(self.cases[index].labels()["model"]), context, acceptance)
+            merged[group] = front([*merged.get(group, []), *([t, r, b, s, index] for t, r, b, s in points)])
+        return [
+            {
+                "model": model,
+                "context": self.spec.context[context],
+                "acceptance": _listed(self.spec.acceptance[acceptance]),
+                "points": [self._point(*point) for point in points],
+            }
+            for (model, context, acceptance), points in sorted(merged.items())
+        ]
+
+    def _point(self, tpot_ms: float, rate: float, batch: float, setting: float, index: float) -> dict[str, Any]:
+        case = self.cases[int(index)]
+        chosen = None if setting < 0 else case.settings[int(setting)]
+        return {
+            "tpot_ms": float(f"{tpot_ms:.6g}"),
+            "tokens_per_s_per_gpu": float(f"{rate:.6g}"),
+            "batch": int(batch),
+            "setting": chosen.label if chosen else "off",
+            "draft_tokens": chosen.draft_tokens if chosen else 1,
+            "hardware": case.scenario.profile.name,
+            "tp": case.scenario.parallel.tp,
+            "case": int(index),
+        }
+
+    def json(self) -> dict[str, Any]:
+        """The document of schema specsim.sweep/1."""
+        s, d = self.spec, self.digest
+        return {
+            "schema": SCHEMA,
+            "configurations": d.configurations,
+            "axes": {
+                "batch": _axis(s.batch),
+                "context": _axis(s.context),
+                "draft_tokens": _axis(s.draft_tokens),
+                "acceptance": s.kind or None,
+                "acceptances": _axis(s.acceptance) if s.kind else [],
+            },
+            "cases": [
+                {"case": i, **case.labels(), "settings": [asdict(x) | {"label": x.label} for x in case.settings]}
+                for i, case in self.cases.items()
+            ],
+            "wins": d.wins if s.kind else None,
+            "best": d.best if s.kind else None,
+            "breakeven": d.breakeven,
+            "pareto": self.pareto() if s.kind else None,
+            "rows": self.rows,
+            "out": None if self.out is None else str(self.out),
+            "warnings": list(self.warnings),
+        }
+
+
+def _axis(values: tuple[Any, ...]) -> list[Any]:
+    """All values of an axis, or its ends when there are many."""
+    return [_listed(v) for v in (values if len(values) <= LISTED else (values[0], values[-1]))]
+
+
+def _listed(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def run(
+    spec: Spec, *, out: Path | None = None, jobs: int = 1, cluster: str | None = None, progress: Progress | None = None
+) -> Result:
+    """Run a sweep. `progress` is called with configurations done and planned.
+
+    Raises InputError when no case can be built or `out` cannot be, and WorkError when workers or the disk fail.
+    """
+    kind = "" if out is None else check_target(out)
+    cases, warnings = _cases(spec)
+    tasks = tasks_of(spec, cases)
+    total = sum(_size(spec, cases[t.case], t) for t in tasks)
+    folder = None if out is None else _folder(out, spec, cases)
+    work = partial(_work, spec, folder, kind)
+    kept = Digest()
+    done = 0
+    for task, found in zip(tasks, fanout.run(work, tasks, jobs=jobs, cluster=cluster), strict=True):
+        kept.add(found)
+        done += _size(spec, cases[task.case], task)
+        if progress:
+            progress(done, total)
+    if kept.unreachable:
+        warnings.append(
+            f"{kept.unreachable:,} configurations ask for a longer accept length than their draft tokens allow: left out"
+        )
+    for axis, values in (("batch", spec.batch), ("context", spec.context), ("acceptance", spec.acceptance)):
+        if len(values) > SHOWN[axis]:
+            warnings.append(f"maps show {SHOWN[axis]} of the {len(values):,} values of {axis}; rows hold all")
+    if out is not None and folder is not None:
+        parts = [_part(folder, task, kind) for task in tasks]
+        missing = next((p for p in parts if not p.exists()), None)
+        if missing is not None:
+            raise WorkError(
+                f"{missing}: is not here; workers on other machines need a file system shared with this one"
+            )
+        join_parts(parts, out)
+        shutil.rmtree(folder, ignore_errors=True)
+    rows = list(_records(spec, tasks)) if total <= LISTED else None
+    return Result(spec, cases, kept, rows, out, tuple(dict.fromkeys(warnings)))
+
+
+def _cases(spec: Spec) -> tuple[dict[int, Case], list[str]]:
+    """The cases that can be built, and what is to be said of all."""
+    cases: dict[int, Case] = {}
+    warnings: list[str] = []
+    failure: InputError | None = None
+    for index in range(len(spec.cases)):
+        try:
+            cases[index] = built(spec, index)
+        except InputError as error:
+            failure = failure or error
+            said = " ".join(f"{k}={v}" for k, v in spec.cases[index])
+            warnings.append(f"left out {said}: {error}")
+            continue
+        warnings += cases[index].notes
+    if not cases:
+        assert failure is not None
+        raise failure
+    return cases, warnings
+
+
+def _size(spec: Spec, case: Case, task: Task) -> int:
+    cells = (task.batch[1] - task.batch[0]) * (task.context[1] - task.context[0])
+    return cells * len(case.settings) * len(spec.acceptance)
+
+
+def _records(spec: Spec, tasks: list[Task]) -> Iterator[dict[str, Any]]:
+    for task in tasks:
+        yield from records(spec, task)
+
+
+# --- parts that last ------------------------------------------------------------------------------------------------
+
+
+def _folder(out: Path, spec: Spec, cases: dict[int, Case]) -> Path:
+    """The folder of the parts, emptied when it is of another sweep."""
+    from specsim import sweep_rows
+
+    said = [repr([lane.scenario for lane in case.lanes]) for case in cases.values()]
+    axes = repr(
+        (spec.draft_tokens, spec.batch, spec.context, spec.kind, spec.acceptance, sweep_rows.COLUMNS, list(cases))
+    )
+    mark = hashlib.sha256("\n".join([axes, *said]).encode()).hexdigest()
+    folder = out.with_name(out.name + ".parts")
+    try:
+        if folder.exists() and (not (folder / "mark").exists() or (folder / "mark").read_text() != mark):
+            if any(p.name != "mark" and not p.name.lstrip(".").startswith("part-") for p in folder.iterdir()):
+                raise InputError(f"{folder} holds other files", where="--out", mend="name another file")
+            shutil.rmtree(folder)
+        folder.mkdir(exist_ok=True)
+        write_atomically(folder / "mark", mark)
+    except OSError as error:
+        raise WorkError(f"{folder}: cannot be written: {error.strerror or error}") from None
+    return folder
+
+
+def _part(folder: Path, task: Task, kind: str) -> Path:
+    return folder / f"part-{task.case}-{task.batch[0]}-{task.context[0]}.{kind}"
+
+
+def _work(spec: Spec, folder: Path | None, kind: str, task: Task) -> Digest:
+    """One task: its digest, and its rows in the parts' folder where there is one. What is there already is not done again."""
+    if folder is None:
+        return digest(spec, task)
+    part = _part(folder, task, kind)
+    note = part.with_suffix(".json")
+    if part.exists() and note.exists():
+        return Digest(**json.loads(note.read_text()))
+    found = digest(spec, task)
+    write_part(spec, task, part)
+    write_atomically(note, json.dumps(asdict(found)))
+    return found

@@ -1,0 +1,70 @@
+"""What a plan needs of a trace, read in one pass in the memory of one block; and the share of it that one replica gets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from specsim.workload import PS, Requests, Trace
+
+MINUTE = 60  # seconds
+
+
+@dataclass(frozen=True)
+class TraceStats:
+    """Requests, mean tokens, and rates a second: over the trace, and in its busiest minute and second."""
+
+    requests: int
+    mean_input: float
+    mean_output: float
+    duration_s: float
+    mean_rate: float
+    peak_rate: float
+    busiest_second: int
+
+    def json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def sentence(self) -> str:
+        """For people."""
+        return (
+            f"trace: {self.requests:,} requests in {self.duration_s:,.0f} s, {self.mean_rate:.3g} a second on average, "
+            f"{self.peak_rate:.3g} in the busiest minute, {self.busiest_second:,} in the busiest second"
+        )
+
+
+def trace_stats(path: Path) -> TraceStats:
+    """Read a trace once. A trace shorter than a minute counts as one whole minute, or as its own length from a second up.
+
+    Raises InputError, as the trace does.
+    """
+    count, given, made, last = 0, 0, 0, 0.0
+    seconds: dict[int, int] = {}
+    for block in Trace(path):
+        count += len(block)
+        given += int(block.input_tokens.sum())
+        made += int(block.output_tokens.sum())
+        last = float(block.arrival[-1]) / PS
+        places, numbers = np.unique(block.arrival // PS, return_counts=True)
+        for second, n in zip(places.tolist(), numbers.tolist(), strict=True):
+            seconds[second] = seconds.get(second, 0) + n
+    minutes: dict[int, int] = {}
+    for second, n in seconds.items():
+        minutes[second // MINUTE] = minutes.get(second // MINUTE, 0) + n
+    duration = max(last, 1.0)
+    peak = max(minutes.values()) / min(MINUTE, duration)
+    return TraceStats(count, given / count, made / count, duration, count / duration, peak, max(seconds.values()))
+
+
+def every(blocks: Iterable[Requests], n: int) -> Iterator[Requests]:
+    """Every n-th request: what one of n replicas gets in turn."""
+    skip = 0
+    for block in blocks:
+        kept = slice(skip, None, n)
+        skip = (skip - len(block)) % n
+        if len(block.arrival[kept]):
+            yield Requests(block.arrival[kept], block.input_tokens[kept], block.output_tokens[kept])
