@@ -173,6 +173,9 @@ def build(
         acceptance = Acceptance.per_position(accept_per_position)
     elif accept_profile is not None:
         acceptance = Acceptance.from_profile(accept_profile)
+        warnings.append(f"acceptance: {acceptance.source}")
+    if acceptance is not None and max(np.size(steps), np.size(tokens)) == 1:
+        warnings += acceptance.warnings(_scalar(steps, "--num-steps"), branch, _scalar(tokens, "--draft-tokens"))
     unknown = set(eager) - set(PHASES)
     if unknown:
         raise InputError(f"unknown phase {sorted(unknown)[0]!r}", where="--eager", mend=f"one of {', '.join(PHASES)}")
