@@ -246,7 +246,7 @@ FIELD_NOTE = (
     "the healthy box and what the second point lies above it"
 )
 FIELD_CAVEATS = [
-    "the all-reduce curve is inferred from two step times, not measured: about 30 us at 14 KB and 150 us at 43 KB",
+    "the all-reduce curve is inferred from two step times, not measured: {:.0f} us at 14 KB and {:.0f} us at 43 KB",
     "a verify launched eagerly (about 1,500 kernels and 122 all-reduces outside a CUDA graph) explains them as well",
     "experts of three rows explain about 2 ms of the 17 ms between the two steps, a healthy all-reduce under 1 ms",
     "plain decode at batch 3 and 4 tells: about 29 ms means all-reduce or experts, 15 to 17 ms the verify path",
@@ -287,7 +287,7 @@ def _with_curve(healthy: Profile, points: list[float]) -> Profile:
         "name": "8x-pcie-field",
         "description": "Eight PCIe GPUs of a field report: RTX PRO 6000 operators, all-reduce inferred",
         "allreduce": [*others, steep],
-        "caveats": FIELD_CAVEATS,
+        "caveats": [caveat.format(*points) for caveat in FIELD_CAVEATS],
     }
     return healthy.model_copy(update=changes)
 

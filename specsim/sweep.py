@@ -546,24 +546,43 @@ def evaluate_many(
 ) -> Flat:
     """Price configurations one by one given (four arrays of one length), as chains, in bounded working memory.
 
-    `s` gives all else. The result is what `specsim.cycle.evaluate` says of each alone.
+    `s` gives all else. The result is what `specsim.cycle.evaluate` says of each alone. Configurations of one batch and
+    draft length make a row of a table, rows of about one length are priced together, and only what depends on the context
+    is worked out in every place of it.
     """
     machine = machine or machine_of(s)
     n = len(batch)
     out = Flat(np.empty(n), np.empty(n), np.empty(n))
-    lengths = np.unique(draft_tokens)
-    groups = [lengths[g] for g in _captured_alike(s, lengths, lengths - 1)]
-    for first in range(0, n, FLAT_BLOCK):
-        for group in groups:
-            k = np.arange(first, min(first + FLAT_BLOCK, n))
-            k = k if len(groups) == 1 else k[np.isin(draft_tokens[k], group)]
-            if not len(k):
-                continue
-            d = draft_tokens[k]
-            c = evaluate(replace(s, batch=batch[k], context=context[k], draft_tokens=d, num_steps=d - 1), machine)
-            out.decode_s[k], out.cycle_s[k] = c.decode_s, c.cycle_s
-            out.accept_length[k] = Acceptance.constant(accept_rate[k]).length(d - 1, 1, d)
+    order = np.lexsort((batch, draft_tokens))
+    changes = (np.diff(batch[order]) != 0) | (np.diff(draft_tokens[order]) != 0)
+    starts = np.concatenate([[0], np.flatnonzero(changes) + 1, [n]]) if n else np.zeros(1, dtype=np.int64)
+    for first, counts in _tables(draft_tokens[order[starts[:-1]]], starts):
+        place = np.minimum(first[:, None] + np.arange(counts.max()), first[:, None] + counts[:, None] - 1)
+        k = order[place]  # short rows repeat their last place
+        d = draft_tokens[k[0, 0]]
+        at = replace(
+            s, batch=batch[k[:, :1]], context=context[k], draft_tokens=np.asarray(d), num_steps=np.asarray(d - 1)
+        )
+        c = evaluate(at, machine)
+        out.decode_s[k] = c.decode_s
+        out.cycle_s[k] = c.cycle_s
+        out.accept_length[k] = Acceptance.constant(accept_rate[k]).length(d - 1, 1, d)
     return out
 
 
-FLAT_BLOCK = 2**15
+def _tables(tokens: Array, starts: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """(starts, lengths) of rows to price together: of one draft length, about equally long, `TABLE_VALUES` in all."""
+    counts = np.diff(starts)
+    for d in np.unique(tokens):
+        rows = np.flatnonzero(tokens == d)
+        rows = rows[np.argsort(-counts[rows], kind="stable")]
+        while len(rows):
+            longest = int(counts[rows[0]])
+            high = max(1, TABLE_VALUES // longest)
+            high = min(high, max(1, int(np.searchsorted(-counts[rows], -longest / 2))))  # at most half of it is padding
+            taken, rows = rows[:high], rows[high:]
+            for at in range(0, longest, TABLE_VALUES):  # only a row of its own is longer
+                yield starts[taken] + at, np.minimum(counts[taken] - at, TABLE_VALUES)
+
+
+TABLE_VALUES = 2**16
