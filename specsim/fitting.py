@@ -98,11 +98,11 @@ def fit_peak(rate: RateFit, sizes: ArrayLike, seconds: ArrayLike, operations: Ar
     """Achieved operations per second at large row counts, or None where no point is limited by compute.
 
     Given fixed and bandwidth, the peak of each compute-limited point follows from specsim.ops.operator_seconds:
-    (time - fixed)^4 = (bytes / bandwidth)^4 + (operations / peak)^4.
+    (time - fixed)^3 = (bytes / bandwidth)^3 + (operations / peak)^3.
     """
     size, time, flops = (np.asarray(a, dtype=float) for a in (sizes, seconds, operations))
-    beyond = (time - rate.fixed_s) ** 4 - (size / rate.bytes_per_s) ** 4
-    limited = (beyond > 0.5 * time**4) & (time > rate.fixed_s)
+    beyond = (time - rate.fixed_s) ** 3 - (size / rate.bytes_per_s) ** 3
+    limited = (beyond > 0.5 * time**3) & (time > rate.fixed_s)
     if limited.sum() < 3:
         return None
-    return float(np.median(flops[limited] / beyond[limited] ** 0.25))
+    return float(np.median(flops[limited] / np.cbrt(beyond[limited])))

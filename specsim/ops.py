@@ -1,6 +1,6 @@
 """Operators: what one rank runs in a forward pass, in sizes; and the one equation that prices them.
 
-    seconds = calls x fixed + ((bytes / bandwidth)^4 + (flops / peak)^4)^(1/4)
+    seconds = calls x fixed + ((bytes / bandwidth)^3 + (flops / peak)^3)^(1/3)
 
 adds the fixed time to the work; only the work is a roofline, with a bend as round as the measured one. An operator's bytes and flops are linear in a few features
 of the load (rows, cached tokens, distinct experts), so operators of one class and component add up to one operator, and
@@ -202,13 +202,12 @@ def small(rate: str, calls: float, width: float, *, kernels_each: float = 1.0, p
 
 
 def operator_seconds(fixed: Array, moving: Array, computing: Array | None = None) -> Array:
-    """THE cost equation: fixed + (moving^4 + computing^4)^(1/4). All in seconds; moving = bytes / bandwidth, computing =
-    flops / peak. The fourth power follows the measured bend between the two limits within 3 %; their maximum is 5 % too
-    low there, the root of squares 9 % too high, their sum 27 % (bf16 GEMMs of one H200, docs/model.md)."""
+    """THE cost equation: fixed + (moving^3 + computing^3)^(1/3). All in seconds; moving = bytes / bandwidth, computing =
+    flops / peak. The cubes follow the measured bend between the two limits; their maximum is too low there, the root of
+    squares and the sum too high (bf16 GEMMs of one H200, docs/model.md)."""
     if computing is None:
         return np.asarray(fixed + moving)
-    a, b = moving * moving, computing * computing
-    return np.asarray(fixed + np.sqrt(np.sqrt(a * a + b * b)))
+    return np.asarray(fixed + np.cbrt(moving * moving * moving + computing * computing * computing))
 
 
 # --- the machine ----------------------------------------------------------------------------------------------------
