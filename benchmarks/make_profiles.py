@@ -18,7 +18,17 @@ from typing import Literal
 
 from specsim.derive import box_curves, fill, launch, scaled, small_classes
 from specsim.prediction import predict
-from specsim.profiles import AllReduceCurve, Gpu, Launch, Profile, Source, SourceKind, dump_profile, latency_us, load_profile
+from specsim.profiles import (
+    AllReduceCurve,
+    Gpu,
+    Launch,
+    Profile,
+    Source,
+    SourceKind,
+    dump_profile,
+    latency_us,
+    load_profile,
+)
 from specsim.scenarios import build as scenario
 from specsim.tables import Imported, import_system, release
 
