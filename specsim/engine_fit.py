@@ -86,9 +86,9 @@ class Case:
         """Whether the target runs without graphs."""
         return not self.scenario.graph_phases["decode" if self.scenario.method == "none" else "verify"]
 
-    def predicted(self, terms: Mapping[str, Array]) -> Array:
-        """Milliseconds of all that was seen, by sample of the terms: shape (len(seen), samples). Terms in the units of
-        their names, each of shape () or (samples,)."""
+    def times(self, terms: Mapping[str, Array]) -> dict[str, Array]:
+        """Milliseconds of each phase that the scenario has; shapes broadcast to (samples, points). Terms are in the
+        units of their names, each of shape () or (samples,)."""
         machine = replace(self.machine, terms={**self.machine.terms, **_si(terms)})
         cycle = evaluate(self.scenario, machine)
         factor = lift(machine.terms["eager_factor"], self.scenario.batch.ndim)
@@ -99,8 +99,12 @@ class Case:
                 times[phase] = cost.total * 1e3 + more[phase]
         if cycle.verify is not None:
             times["cycle"] = cycle.cycle_s * 1e3 + more["draft"] + more["verify"] + more["extend"]
+        return times
+
+    def predicted(self, terms: Mapping[str, Array]) -> Array:
+        """Milliseconds of all that was seen, by sample of the terms: shape (len(seen), samples)."""
         shape = (max((np.size(value) for value in terms.values()), default=1), self.scenario.batch.size)
-        full = {phase: np.broadcast_to(time, shape) for phase, time in times.items()}
+        full = {phase: np.broadcast_to(time, shape) for phase, time in self.times(terms).items()}
         return np.stack([full[s.phase][:, s.place] for s in self.seen])
 
 
@@ -168,7 +172,7 @@ def cases_of(
     hardware: the profile to predict all with, else each record's own. Raises InputError when no point is left, or
     when the records are of several engines and none is chosen.
     """
-    records = [r for r in records if r.engine is not None]
+    records = [r for r in records if r.engine is not None and r.engine.name != "other"]
     engines = sorted({r.engine.name for r in records if r.engine})
     if engine is None and len(engines) > 1:
         raise InputError(f"the records are of {', '.join(engines)}", where="fit", mend="choose one with --engine")
@@ -186,13 +190,13 @@ def cases_of(
             continue
         batch = np.array([p.batch for p in points], dtype=float)
         scenario = replace(first, batch=batch, context=np.array([round(p.context or 0) for p in points], dtype=float))
-        phases: tuple[str, ...] = ("decode",) if scenario.method == "none" else PHASES
-        if scenario.draft is None:
-            phases = tuple(phase for phase in phases if phase not in ("draft", "extend"))
-        seen = tuple(s for place, point in enumerate(points) for s in _seen(point, place) if s.phase in phases)
+        seen = tuple(s for place, point in enumerate(points) for s in _seen(point, place))
+        case = Case(record.name, _model(scenario), scenario, machine_of(scenario), tuple(record.corrections), seen)
+        has = {phase for phase, time in case.times({}).items() if np.all(time > 0)}  # one draft step is no draft pass
+        has -= {"decode"} if scenario.method != "none" else set()
+        seen = tuple(s for s in seen if s.phase in has)
         if seen:
-            machine = machine_of(scenario)
-            cases.append(Case(record.name, _model(scenario), scenario, machine, tuple(record.corrections), seen))
+            cases.append(replace(case, seen=seen))
     if not cases:
         why = f" ({skipped[0]})" if skipped else ""
         raise InputError(f"no point could be predicted{why}", where="fit", mend="give --hardware, or other records")
@@ -271,7 +275,9 @@ def fit(cases: Sequence[Case], terms: Sequence[str] | None = None) -> Fit:
     """
     engine = cases[0].scenario.engine
     prior = priors(engine)
-    names = list(prior) if terms is None else [_known(name, prior) for name in terms]
+    names = list(prior) if terms is None else list(dict.fromkeys(_known(name, prior) for name in terms))
+    if not names:
+        raise InputError("names no term", where="--terms", mend=f"one or more of {', '.join(_short(n) for n in prior)}")
     left: dict[str, str] = {}
     while True:
         if not names:
@@ -304,23 +310,27 @@ def fit(cases: Sequence[Case], terms: Sequence[str] | None = None) -> Fit:
     )
 
 
+def _short(name: str) -> str:
+    return name.removesuffix("_us")
+
+
 def _known(name: str, prior: Mapping[str, Any]) -> str:
     full = name if name in prior else f"{name}_us"
     if full not in prior:
-        known = [n.removesuffix("_us") for n in prior]
+        known = [_short(n) for n in prior]
         raise InputError(f"no engine term {name!r}", where="--terms", mend=did_you_mean(name, known))
     return full
 
 
 def _why(names: Sequence[str], place: int, solution: _Solution) -> tuple[str, str]:
     """The term's name, and what is missing with the run that would show it."""
-    name = names[place].removesuffix("_us")
+    name = _short(names[place])
     others = np.abs(solution.correlations[place]) - np.eye(len(names))[place]
     nearest = int(np.argmax(others))
     share = max(float(solution.shares[place]), 0.0)
     told = f"{share:.0%} of what is known about it comes from the records"
     if others[nearest] > 0.8:
-        told += f", which cannot tell it from {names[nearest].removesuffix('_us')}"
+        told += f", which cannot tell it from {_short(names[nearest])}"
     return name, f"{told}; needs {RUNS.get(names[place], 'other runs')}"
 
 
@@ -468,7 +478,7 @@ def with_terms(profile: Profile, fitted: Fit, date: str) -> Profile:
     before = profile.engines.get(fitted.engine)
     kept = before.model_dump(exclude_none=True, exclude={"source", "relative_uncertainty", "note"}) if before else {}
     names = ", ".join(fitted.records)
-    each = ", ".join(f"{t.name.removesuffix('_us')} +- {t.error:.2g}" for t in fitted.terms)
+    each = ", ".join(f"{_short(t.name)} +- {t.error:.2g}" for t in fitted.terms)
     group = EngineTerms(
         **{**kept, **{t.name: float(f"{t.value:.4g}") for t in fitted.terms}},
         source=Source(kind="fitted", reference=f"specsim fit on {names}", date=date),

@@ -93,6 +93,8 @@ def test_terms_that_no_record_shows_stay_and_the_run_is_named() -> None:
     assert not set(fitted.left) & {t.name for t in fitted.terms}
     with pytest.raises(InputError, match="no engine term 'warp'"):
         fit(few, ["warp"])
+    with pytest.raises(InputError, match="names no term"):
+        fit(few, [])
 
 
 def test_every_term_names_the_run_that_shows_it() -> None:
@@ -130,6 +132,20 @@ def test_shipped_records_make_cases() -> None:
     eager = [c for c in cases if c.record.endswith("eager")]
     assert eager
     assert all(c.eager for c in eager)
+
+
+def test_phases_that_a_scenario_lacks_are_left_out() -> None:
+    """One step drafts its only token in the extend: there is no draft pass to compare with, whatever the record says."""
+    records, _ = load(ROOT / "validation" / "llama8b-e3-s3-ctx.json")
+    record = records[0].model_copy(deep=True)
+    assert record.engine is not None
+    flags = record.engine.flags
+    flags[flags.index("--speculative-num-steps") + 1] = "1"
+    (case,), _ = cases_of([record])
+    assert {s.phase for s in case.seen} == {"verify", "extend", "cycle"}
+    engine = record.engine.model_copy(update={"name": "other"})
+    with pytest.raises(InputError, match="no point could be predicted"):
+        cases_of([record.model_copy(update={"engine": engine})])
 
 
 def run(*arguments: str) -> Any:
