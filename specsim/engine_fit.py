@@ -281,7 +281,8 @@ def fit(cases: Sequence[Case], terms: Sequence[str] | None = None) -> Fit:
     left: dict[str, str] = {}
     while True:
         if not names:
-            raise InputError("the records identify no term", where="fit", mend=next(iter(left.values())))
+            nearest, why = list(left.items())[-1]
+            raise InputError("the records identify no term", where="fit", mend=f"nearest is {_short(nearest)}: {why}")
         solution = _solve(cases, names, prior)
         weakest = int(np.argmin(solution.shares))
         if solution.shares[weakest] >= IDENTIFIED:
