@@ -7,6 +7,7 @@ of tasks, which is tried again too.
 from __future__ import annotations
 
 import contextlib
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -77,9 +78,12 @@ def _backend(joblib: Any, cluster: str | None, jobs: int) -> Iterator[None]:
             yield
     elif cluster.startswith("dask://"):
         distributed = _need("distributed", "dask")
+        address = cluster.removeprefix("dask://")
         try:
-            client = distributed.Client(f"tcp://{cluster.removeprefix('dask://')}", timeout=10, set_as_default=False)
-        except (OSError, ValueError, TimeoutError) as error:
+            host, _, port = address.rpartition(":")
+            socket.create_connection((host, int(port)), timeout=10).close()  # Dask itself would try for long
+            client = distributed.Client(f"tcp://{address}", timeout=10, set_as_default=False)
+        except (OSError, ValueError, OverflowError) as error:
             raise WorkError(f"{cluster}: no Dask scheduler answers ({type(error).__name__}); nothing was run") from None
         with client, joblib.parallel_config(backend="dask", client=client, n_jobs=-1):
             yield

@@ -15,7 +15,7 @@ from decimal import Decimal, DecimalException
 
 from specsim.errors import InputError
 
-MOST = 10_000_000  # values of one option
+MOST = 1_000_000  # values of one option
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d{1,3})?", re.IGNORECASE | re.ASCII)
 _FACTORS = {"k": 1024, "m": 1024**2}
 _MEND = "give a list or a range, for example 1,2,8 or 2:9 or 1:256:x2"

@@ -1,7 +1,8 @@
 """The steady state of one server under a Poisson load, in closed form (docs/planning.md has the derivation).
 
-n running requests of T decode steps each leave at the rate mu(n) = n / (T S(n) / (1 - rho)), where S(n) is the time of a
-step of n sequences and rho = rate x prefill time the share of time that prefill takes. A server whose speed depends on how
+n running requests of T decode steps each leave at the rate mu(n) = n (1 - rho) / (T S(n) + Q P), where S(n) is the time of a
+step of n sequences, rho = rate x P the share of time that prefill takes, and Q the prompts that queued behind one's own and are
+prefilled before its first step: what a request leaves behind in an M/D/1 queue, rho + rho^2 / 2 (1 - rho). A server whose speed depends on how
 many share it, and which they share equally, has n requests with a probability proportional to
 
     rate^n / (mu(1) mu(2) ... mu(n))        mu(n) = mu(B) beyond the limit B of running requests: those wait
@@ -106,16 +107,19 @@ class Server:
         """The steady state at arrival rates (requests a second) and accept lengths, which broadcast to one axis."""
         r, steps = np.broadcast_arrays(np.atleast_1d(np.asarray(rate, dtype=float)), self._steps(accept_length))
         n = np.arange(1, len(self.step) + 1, dtype=float)
-        shape = np.cumsum(np.log(self.step / n))
         group, running = np.ones_like(r), np.ones_like(r)
         for _ in range(4):  # how many prompts wait together depends on the step they wait for
             work = r * self._prefill_share(group, running)
             stable = work < 1
-            slowed = np.where(stable, r / np.where(stable, 1 - work, 1.0), np.inf) * steps  # decode steps a second
-            tail = slowed * self.step[-1] / n[-1]
+            behind = np.where(stable, work + work**2 / (2 * np.maximum(1 - work, 1e-9)), 0.0)  # prompts after one's own
+            slowed = np.where(stable, r / np.where(stable, 1 - work, 1.0), 0.0)
+            each = (
+                steps[:, None] * self.step + (behind * work / np.maximum(r, 1e-300))[:, None]
+            )  # seconds of its own decode
+            tail = slowed * each[:, -1] / n[-1]
             stable &= tail < 1
-            slowed, tail = np.where(stable, slowed, 1.0), np.where(stable, tail, 0.0)
-            log = n * np.log(np.maximum(slowed, 1e-300))[:, None] + shape
+            slowed, tail = np.where(stable, slowed, 1e-12), np.where(stable, tail, 0.0)
+            log = np.cumsum(np.log(slowed[:, None] * each / n), axis=1)
             top = np.maximum(log.max(axis=1, initial=0.0), 0.0)
             weight, empty = np.exp(log - top[:, None]), np.exp(-top)
             beyond = weight[:, -1] * tail / (1 - tail)
@@ -130,7 +134,8 @@ class Server:
         if self.saved is not None:  # the prompt's steps decode as well
             own = own + self.chunks * np.maximum(step * decoding - np.interp(running, n, self.saved), 0.0)
         queue = work * own / (2 * np.maximum(1 - work, 1e-9))
-        ttft = waiting / r + WAIT * step * decoding + queue + own
+        others = np.minimum(group - 1 + r * own * work, len(self.prefill) - 1)  # in one's own prefill step
+        ttft = waiting / r + WAIT * step * decoding + queue + (1 + others / 2) * own
         gained = max(self.requests.output_tokens - 1, 0.0)
         tpot = running / r * (1 - 1 / steps) / gained if gained else np.zeros_like(r)
 

@@ -552,22 +552,26 @@ def evaluate_many(
     """
     machine = machine or machine_of(s)
     n = len(batch)
-    out = Flat(np.empty(n), np.empty(n), np.empty(n))
     order = np.lexsort((batch, draft_tokens))
-    changes = (np.diff(batch[order]) != 0) | (np.diff(draft_tokens[order]) != 0)
+    b, c, d = batch[order], context[order], draft_tokens[order]
+    changes = (np.diff(b) != 0) | (np.diff(d) != 0)
     starts = np.concatenate([[0], np.flatnonzero(changes) + 1, [n]]) if n else np.zeros(1, dtype=np.int64)
-    for first, counts in _tables(draft_tokens[order[starts[:-1]]], starts):
-        place = np.minimum(first[:, None] + np.arange(counts.max()), first[:, None] + counts[:, None] - 1)
-        k = order[place]  # short rows repeat their last place
-        d = draft_tokens[k[0, 0]]
-        at = replace(
-            s, batch=batch[k[:, :1]], context=context[k], draft_tokens=np.asarray(d), num_steps=np.asarray(d - 1)
+    decode, cycle, length = np.empty(n), np.empty(n), np.empty(n)
+    for first, counts in _tables(d[starts[:-1]], starts):
+        k = first[:, None] + np.minimum(
+            np.arange(counts.max()), counts[:, None] - 1
+        )  # short rows repeat their last place
+        one = np.asarray(d[first[0]])
+        found = evaluate(
+            replace(s, batch=b[first][:, None], context=c[k], draft_tokens=one, num_steps=one - 1), machine
         )
-        c = evaluate(at, machine)
-        out.decode_s[k] = c.decode_s
-        out.cycle_s[k] = c.cycle_s
-        out.accept_length[k] = Acceptance.constant(accept_rate[k]).length(d - 1, 1, d)
-    return out
+        decode[k], cycle[k] = found.decode_s, found.cycle_s
+    for value in np.unique(d):
+        here = slice(*np.searchsorted(d, [value, value + 0.5]))
+        length[here] = Acceptance.constant(accept_rate[order[here]]).length(value - 1, 1, value)
+    back = np.empty(n, dtype=np.int64)
+    back[order] = np.arange(n)
+    return Flat(decode[back], cycle[back], length[back])
 
 
 def _tables(tokens: Array, starts: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:

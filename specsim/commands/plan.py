@@ -140,6 +140,10 @@ def _scenarios(options: dict[str, Any]) -> tuple[list[Callable[[], Scenario]], t
     boxes = words(options["hardware"], "--hardware") if options.get("hardware") else (None,)
     groups = whole_numbers(options["ep"], "--ep") if options.get("ep") else (None,)
     lengths = whole_numbers(options["draft_tokens"], "--draft-tokens") if options.get("draft_tokens") else DRAFT_TOKENS
+    if min(lengths) < 2:
+        raise InputError(
+            f"{min(lengths)} is below 2", where="--draft-tokens", mend="give 2 or more; off is always among the choices"
+        )
     if "accept_length" in single and len(lengths) > 1:
         raise InputError("belongs to one draft length", where="--accept-length", mend="give that --draft-tokens, or --accept-rate")  # fmt: skip
     accepted = [k for k in single if k.startswith("accept_")]

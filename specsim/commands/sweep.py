@@ -217,6 +217,8 @@ def _show_case(result: Result, index: int, out: Console) -> None:
     elif table.row_count:
         out.print(title, style="dim")
         out.print(table)
+    else:
+        out.print("no speculation: --rows shows the times")
 
 
 def _show_front(result: Result, out: Console) -> None:
@@ -262,6 +264,8 @@ def _show_rows(result: Result, out: Console) -> None:
         "accept_rate": "accept rate", "decode_ms": "decode ms", "cycle_ms": "cycle ms", "speedup": "speedup",
         "tpot_ms": "ms a token", "breakeven_accept_rate": "break-even rate",
     }  # fmt: skip
+    if len(result.cases) == 1:
+        del names["hardware"], names["tp"]
     table = Table(box=None, pad_edge=False, header_style="dim")
     for title in names.values():
         table.add_column(title, justify="right")

@@ -1,0 +1,532 @@
+"""Plans: the closed form against queueing theory and the simulator, monotony, policies, launch lines, and the command."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import math
+import re
+import shlex
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specsim.acceptance import chain_length
+from specsim.errors import InputError
+from specsim.launch import read_launch
+from specsim.plan import Choice, Targets, plan
+from specsim.policy import Policy, _schedules, policies, said, sglang_adaptive, sglang_line, vllm_config, vllm_line
+from specsim.prediction import machine_of, predict
+from specsim.scenarios import Scenario, build
+from specsim.simulation import simulate
+from specsim.simulation_costs import server_of as simulated_server
+from specsim.steady import Requests, Server, server_of
+from specsim.trace_stats import every, trace_stats
+from specsim.workload import Lengths, Trace, synthetic
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@functools.cache
+def llama(d: int = 4, engine: str = "sglang", accept_rate: float = 0.6) -> Scenario:
+    if d == 1:
+        return build(model="Llama-3.1-8B", hardware="1x-h200", engine=engine, method="none")
+    return build(model="Llama-3.1-8B", hardware="1x-h200", engine=engine, draft_tokens=d, accept_rate=accept_rate)
+
+
+def bare(step: list[float], output_tokens: float = 101) -> Server:
+    """A server without prefill: step times by batch, one token a step."""
+    return Server(Requests(1, output_tokens), np.asarray(step), np.zeros(1), 1.0, 1)
+
+
+# --- the closed form ------------------------------------------------------------------------------------------------
+
+
+def test_steps_that_cost_the_same_are_an_infinite_server():
+    """T = 100 + 1 steps of 10 ms = 1.01 s each, whatever runs beside: at 2 a second the mean is 2 x 1.01 = 2.02."""
+    p = bare([0.01] * 60).at(2.0)
+    assert p.running[0] == pytest.approx(2.02, rel=1e-9)
+    assert p.tpot_s[0] == pytest.approx(0.01, rel=1e-9)
+    assert p.waiting[0] == pytest.approx(0, abs=1e-9)
+    assert p.busy[0] == pytest.approx(1 - math.exp(-2.02), rel=1e-9)
+
+
+def test_steps_in_proportion_to_the_batch_share_one_processor():
+    """S(n) = n x 5 ms: 101 steps are 0.505 s of work, at 1 a second rho = 0.505, and PS holds rho / (1 - rho) = 1.0202."""
+    p = bare([0.005 * n for n in range(1, 301)]).at(1.0)
+    assert p.running[0] == pytest.approx(0.505 / 0.495, rel=1e-9)
+
+
+def test_one_place_is_a_queue():
+    """One place, 1.01 s each, 0.5 a second: rho = 0.505; of rho / (1 - rho) = 1.0202 in the system 0.505 are served."""
+    p = bare([0.01]).at(0.5)
+    assert p.running[0] == pytest.approx(0.505, rel=1e-9)
+    assert p.waiting[0] == pytest.approx(0.505**2 / 0.495, rel=1e-9)
+    assert p.ttft_s[0] == pytest.approx(p.waiting[0] / 0.5 + 1.5 * 0.01 * 0.505, rel=1e-9)
+
+
+def test_beyond_capacity_nothing_is_finite():
+    server = bare([0.01, 0.012])
+    limit = float(server.capacity())
+    assert limit == pytest.approx(2 / (101 * 0.012), rel=1e-9)
+    p = server.at([0.99 * limit, 1.01 * limit])
+    assert np.isfinite(p.tpot_s[0])
+    assert not np.isfinite([p.tpot_s[1], p.ttft_s[1], p.running[1]]).any()
+    assert p.busy[1] == 1
+
+
+@given(st.lists(st.floats(1e-4, 1e-1), min_size=1, max_size=40), st.floats(0.01, 0.98), st.integers(2, 2000))
+@settings(max_examples=60, deadline=None)
+def test_littles_law_and_bounds(increments, share, output_tokens):
+    """running = rate x time in decode, between the fastest and the slowest step; more load is never faster."""
+    server = bare(np.cumsum(increments).tolist(), output_tokens)
+    rates = float(server.capacity()) * share * np.array([0.25, 0.5, 1.0])
+    p = server.at(rates)
+    assert np.all(p.running <= server.most_running + 1e-9)
+    steps = output_tokens  # output_tokens - 1, and one more under overlap
+    assert p.running / rates / steps == pytest.approx(p.tpot_s * (output_tokens - 1) / (steps - 1), rel=1e-9)
+    assert np.all(p.tpot_s >= server.step[0] * (1 - 1e-9))
+    assert np.all(p.tpot_s <= server.step[-1] * (1 + 1e-9))
+    assert np.all(np.diff(p.tpot_s) >= -1e-12)
+    assert np.all(np.diff(p.ttft_s) >= -1e-12)
+
+
+@pytest.mark.parametrize(
+    ("d", "engine", "share", "tolerance"),
+    [(1, "sglang", 0.25, 0.02), (1, "sglang", 0.75, 0.04), (4, "sglang", 0.5, 0.03), (4, "sglang", 0.75, 0.05),
+     (4, "vllm", 0.25, 0.03), (4, "vllm", 0.5, 0.05)],
+)  # fmt: skip
+def test_the_simulator_agrees(d, engine, share, tolerance):
+    """Mean TPOT and TTFT of 3 x 1,500 simulated requests of 2,000 + 200 tokens against the closed form, which fits nothing."""
+    s = llama(d, engine)
+    machine = machine_of(s)
+    server, simulated = server_of(s, machine, Requests(2000, 200)), simulated_server(s, machine)
+    rate = share * float(server.capacity())
+    p = server.at(rate)
+    runs = [
+        simulate(simulated, synthetic(1500, Lengths(2000), Lengths(200), rate, seed=seed), compiled=False).metrics
+        for seed in (1, 2, 3)
+    ]
+    for name, value, allowed in (("tpot", p.tpot_s[0], tolerance), ("ttft", p.ttft_s[0], 0.1)):
+        mean = np.mean([m.latencies[name].mean for m in runs])
+        assert value * 1e3 == pytest.approx(mean, rel=allowed), name
+
+
+def test_a_request_that_does_not_fit():
+    with pytest.raises(InputError, match="does not fit"):
+        server_of(llama(1), machine_of(llama(1)), Requests(10_000_000, 10))
+
+
+# --- plans ----------------------------------------------------------------------------------------------------------
+
+
+def planned(rate: float, ttft: float | None, tpot: float | None, headroom: float = 0.0) -> list[Choice]:
+    scenarios = [llama(1), llama(2), llama(4), llama(6)]
+    return list(plan(scenarios, rate, Requests(2000, 300), Targets(ttft, tpot), headroom=headroom).choices)
+
+
+@given(
+    rate=st.floats(0.01, 500),
+    more=st.floats(1, 3),
+    ttft=st.floats(30, 5000) | st.none(),
+    tpot=st.floats(2.5, 60) | st.none(),
+    looser=st.floats(1, 3),
+)
+@settings(max_examples=40, deadline=None)
+def test_more_load_never_takes_fewer_gpus_and_looser_targets_never_more(rate, more, ttft, tpot, looser):
+    def gpus(choices: list[Choice]) -> dict[str, float]:
+        return {c.setting: c.gpus if c.replicas else math.inf for c in choices}
+
+    base = gpus(planned(rate, ttft, tpot))
+    loaded = gpus(planned(rate * more, ttft, tpot))
+    loose = gpus(planned(rate, ttft and ttft * looser, tpot and tpot * looser))
+    wide = gpus(planned(rate, ttft, tpot, headroom=0.5))
+    for setting, n in base.items():
+        assert loaded[setting] >= n
+        assert loose[setting] <= n
+        assert wide[setting] >= n
+    assert min(loaded.values()) >= min(base.values()) >= min(loose.values())
+
+
+@given(rate=st.floats(0.5, 200), ttft=st.floats(60, 3000), tpot=st.floats(3, 40))
+@settings(max_examples=25, deadline=None)
+def test_what_is_planned_meets_its_targets(rate, ttft, tpot):
+    for c in planned(rate, ttft, tpot):
+        if c.replicas:
+            assert c.point.tpot_s[0] * 1e3 <= tpot * 1.001
+            assert c.point.ttft_s[0] * 1e3 <= ttft * 1.001
+            assert c.headroom(rate) >= -1e-9
+            fewer = c.server.at(rate / (c.replicas - 1)) if c.replicas > 1 else None
+            if fewer is not None:  # one replica less misses, or is within the grid's 0.25 % of missing
+                assert Targets(ttft, tpot).miss(fewer)[0] > 1 or rate / (c.replicas - 1) > c.rate_each
+        else:
+            assert c.miss > 1
+
+
+def test_the_cheapest_comes_first_and_costs_what_it_says():
+    """4 GPUs at 2 an hour make 20 x 300 tokens a second: 8 / (20 x 300 x 3600) x 1e6 = 0.3704 a million."""
+    choices = planned(20, 500, 12)
+    met = [c for c in choices if c.replicas]
+    assert [c.gpus for c in met] == sorted(c.gpus for c in met)
+    assert choices[: len(met)] == met
+    four = Choice(llama(1), None, replicas=4)
+    assert four.cost_per_million(20, 300, 2.0) == pytest.approx(8 / (20 * 300 * 3600) * 1e6)
+
+
+def test_nothing_meets_the_targets():
+    found = plan([llama(1), llama(4)], 5, Requests(2000, 300), Targets(None, 0.5))
+    assert not found.met
+    assert found.best.miss == min(c.miss for c in found.choices) > 1
+    assert found.best.setting == "4"
+
+
+def test_too_few_gpus_names_the_limit():
+    with pytest.raises(InputError, match=r"2 GPUs cannot serve .* the limit is") as error:
+        plan([llama(1), llama(4)], 500, Requests(2000, 300), Targets(1000, 30), max_gpus=2)
+    limit = float(re.search(r"limit is ([\d.]+)", str(error.value)).group(1))
+    assert plan([llama(1), llama(4)], 0.999 * limit, Requests(2000, 300), Targets(1000, 30), max_gpus=2).best.gpus <= 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"rate": 0.0}, "--rate"),
+        ({"rate": math.nan}, "--rate"),
+        ({"requests": Requests(0, 5)}, "--input-tokens"),
+        ({"requests": Requests(5, math.inf)}, "--output-tokens"),
+        ({"speedup": 0.5}, "--speedup"),
+        ({"headroom": -1}, "--headroom"),
+    ],
+)
+def test_bad_numbers(changes, said):
+    values = {"scenarios": [llama(1)], "rate": 1.0, "requests": Requests(10, 10), "targets": Targets(), **changes}
+    with pytest.raises(InputError, match=said):
+        plan(**values)
+
+
+@pytest.mark.parametrize("value", [0, -1, math.inf, math.nan])
+def test_bad_targets(value):
+    with pytest.raises(InputError, match="--tpot-ms"):
+        Targets(None, value)
+
+
+def test_speculation_without_acceptance_is_not_guessed():
+    s = build(model="Llama-3.1-8B", hardware="1x-h200", draft_tokens=3)
+    with pytest.raises(InputError, match="needs an acceptance"):
+        plan([s], 1, Requests(100, 100), Targets())
+
+
+def test_what_cannot_be_built_is_left_out():
+    wrong = functools.partial(build, model="Llama-3.1-8B", hardware="1x-h200", tp=2)
+    found = plan([wrong, llama(1)], 1, Requests(100, 100), Targets())
+    assert len(found.choices) == 1
+    assert any("left out" in w for w in found.warnings)
+    with pytest.raises(InputError, match="needs more GPUs"):
+        plan([wrong], 1, Requests(100, 100), Targets())
+
+
+def test_drafters_targets():
+    """Break-even is that of a prediction; at the target's rate the plan meets its targets, a step below it does not."""
+    requests, targets, rate = Requests(2000, 300), Targets(800, 7.5), 18.0
+    found = plan(
+        [llama(1), llama(4, accept_rate=0.5)],
+        rate,
+        requests,
+        targets,
+        drafting=lambda s: llama(4),
+        draft_tokens=(3, 4, 5),
+    )
+    assert {t.draft_tokens for t in found.drafter_targets} == {3, 4, 5}
+    each = rate / found.best.replicas
+    seen = 0
+    for t in found.drafter_targets:
+        s = build(model="Llama-3.1-8B", hardware="1x-h200", draft_tokens=t.draft_tokens, batch=t.batch, context=2150)
+        p = predict(s, samples=1)
+        assert t.breakeven_length == pytest.approx(p.breakeven_length.value, rel=1e-9)
+        assert t.breakeven_rate == pytest.approx(p.breakeven_rate.value, rel=1e-6)
+        server = server_of(s, machine_of(s), requests)
+        for alpha, good in ((t.target_rate, True), (None if t.target_rate is None else t.target_rate - 0.01, False)):
+            if alpha is not None and alpha > 0:
+                met = targets.miss(server.at(each * t.load, chain_length(alpha, t.draft_tokens - 1)))[0] <= 1
+                assert met == good
+                seen += 1
+    assert seen >= 4
+
+
+def test_twenty_choices_in_two_seconds():
+    choices = [
+        functools.partial(build, model="Llama-3.3-70B", hardware=box, tp=tp, draft_tokens=d, accept_rate=0.6)
+        for box in ("8x-h200", "8x-h100")
+        for tp in (4, 8)
+        for d in (2, 3, 4, 5, 6)
+    ]
+    start = time.perf_counter()
+    found = plan(choices, 20, Requests(2000, 500), Targets(1000, 30), drafting=lambda s: s)
+    assert len(found.choices) == 20
+    assert time.perf_counter() - start < 2 * 3, "three times the aim, for a busy machine"
+
+
+# --- policies -------------------------------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.lists(st.floats(0.3, 3), min_size=3, max_size=3), min_size=1, max_size=40),
+    st.floats(0, 0.3),
+)
+@settings(max_examples=150, deadline=None)
+def test_schedules_stay_near_the_best(rows, hysteresis):
+    """Every batch has one choice, in both directions, within the hysteresis of the best; falling switches come no later."""
+    worth = np.asarray([[1.0, *row[1:]] for row in rows])
+    for ranges in _schedules(worth, [0, 2, 4], hysteresis):
+        assert ranges[0][0] == 1
+        assert ranges[-1][1] == len(rows)
+        for (_, end, k), (start, _, other) in itertools.pairwise(ranges):
+            assert start == end + 1
+            assert k != other
+        for first, last, k in ranges:
+            for b in range(first, last + 1):
+                assert worth[b - 1, [0, 2, 4].index(k)] * (1 + hysteresis) >= worth[b - 1].max() * (1 - 1e-12)
+
+
+def test_hysteresis_by_hand():
+    """Speculation is worth 1.2, 1.05, 1.01, 0.98, 0.9. Within 3 %: it holds to batch 4 while the batch rises; off holds down
+    to batch 3 while it falls (at 2, speculation is 5 % better)."""
+    worth = np.asarray([[1.0, x] for x in (1.2, 1.05, 1.01, 0.98, 0.9)])
+    rising, falling = _schedules(worth, [0, 3], 0.03)
+    assert rising == ((1, 4, 3), (5, 5, 0))
+    assert falling == ((1, 2, 3), (3, 5, 0))
+    assert _schedules(worth, [0, 3], 0.0)[0] == ((1, 3, 3), (4, 5, 0))
+    assert said(rising) == "4 from 1 to 4, off at 5"
+    assert said(((1, 9, 0),)) == "off"
+    assert said(((1, 9, 2),)) == "3 draft tokens"
+
+
+def test_policies_are_what_predictions_say():
+    s = build(model="Kimi-K2.5", hardware="8x-pcie-field", draft_tokens=3, accept_rate=0.6)
+    (p,) = policies(s, machine_of(s), (2, 3, 4), (2048,), 0.0)
+    for first, last, k in p.rising:
+        for batch in (first, last):
+            speedups = {0: 1.0}
+            for d in (2, 3, 4):
+                one = build(model="Kimi-K2.5", hardware="8x-pcie-field", draft_tokens=d, accept_rate=0.6, batch=batch)
+                speedups[d - 1] = predict(one, samples=1).speedup.value
+            assert speedups[k] == max(speedups.values())
+
+
+def test_contexts_that_do_not_fit_have_no_policy():
+    s = llama(4)
+    found = policies(s, machine_of(s), (2, 4), (1000, 10**8))
+    assert [p.context for p in found] == [1000]
+
+
+POLICY = Policy(2048, 0.03, ((1, 16, 3), (17, 32, 1), (33, 48, 0)), ((1, 48, 0),))
+
+
+def test_policy_in_the_words_of_the_engines():
+    """SGLang takes the nearest key, so both ends of each range are keys: every batch reaches its own range."""
+    config = sglang_adaptive(POLICY)
+    keys = sorted(int(k) for k in config)
+    for batch in range(1, 49):
+        nearest = min(keys, key=lambda k: abs(k - batch))
+        wanted = next(k for a, b, k in POLICY.rising if a <= batch <= b)
+        assert config[str(nearest)] == {"candidate_steps": [wanted]}
+    assert sglang_adaptive(Policy(1, 0.0, ((1, 48, 2),), ((1, 48, 2),))) is None
+    assert vllm_config(llama(3), POLICY) == {
+        "method": "eagle3",
+        "model": "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B",
+        "num_speculative_tokens": 3,
+        "num_speculative_tokens_per_batch_size": [[1, 16, 3], [17, 32, 1], [33, 48, 0]],
+    }
+    line = sglang_line(llama(3), POLICY, "p.json")
+    assert "--speculative-num-steps 3 " in line, "2 steps are not in the file"
+    assert line.endswith("--speculative-adaptive --speculative-adaptive-config p.json")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"model": "Llama-3.1-8B", "hardware": "1x-h200", "draft_tokens": 4},
+        {"model": "Llama-3.1-8B", "hardware": "1x-h200", "method": "none"},
+        {"model": "Kimi-K2.5", "hardware": "8x-h200", "draft_tokens": 3, "ep": 8},
+        {"model": "DeepSeek-V3", "hardware": "8x-h200", "method": "mtp", "draft_tokens": 2},
+        {"model": "Llama-3.1-8B", "hardware": "1x-h200", "method": "ngram", "draft_tokens": 8},
+        {"model": "Llama-3.1-8B", "hardware": "1x-h200", "topk": 4, "num_steps": 3, "draft_tokens": 16},
+    ],
+)
+def test_launch_lines_read_back_as_the_scenario(options):
+    s = build(**options)
+    launch = read_launch("sglang", sglang_line(s))
+    assert not launch.unknown
+    assert launch.options.get("method", "none") == s.method
+    assert launch.options["tp"] == s.parallel.tp
+    assert launch.options.get("ep", 1) == s.parallel.ep
+    if s.method != "none":
+        assert launch.options["draft_tokens"] == int(s.draft_tokens)
+        if s.method != "ngram":
+            assert (launch.options["num_steps"], launch.options["topk"]) == (int(s.num_steps), s.topk)
+    if s.topk == 1:
+        launch = read_launch("vllm", vllm_line(s))
+        assert not launch.unknown
+        assert launch.options.get("method", "none") == s.method
+        assert launch.options["tp"] == s.parallel.tp
+        if s.method != "none":
+            assert launch.options["draft_tokens"] == int(s.draft_tokens)
+
+
+# --- traces ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def trace(tmp_path):
+    """90 requests in the first minute, 3 of them in one second, then 10 more to second 100."""
+    arrivals = sorted([0.0, 0.4, 0.8, *(1 + 58 * i / 86 for i in range(87)), *(61 + 39 * i / 9 for i in range(10))])
+    path = tmp_path / "trace.csv"
+    rows = [f"{t:.3f},{100 + i},{10 + i}" for i, t in enumerate(arrivals)]
+    path.write_text("arrival_s,input_tokens,output_tokens\n" + "\n".join(rows) + "\n")
+    return path
+
+
+def test_what_a_trace_says(trace):
+    stats = trace_stats(trace)
+    assert stats.requests == 100
+    assert stats.mean_input == pytest.approx(149.5)
+    assert stats.mean_output == pytest.approx(59.5)
+    assert stats.duration_s == pytest.approx(100)
+    assert stats.peak_rate == pytest.approx(90 / 60)
+    assert stats.busiest_second == 3
+
+
+@pytest.mark.parametrize("n", [1, 3, 7])
+def test_every_nth_request(trace, n):
+    whole = np.concatenate([b.input_tokens for b in Trace(trace)])
+    blocks = list(Trace(trace))
+    pieces = [type(blocks[0])(b.arrival[i : i + 8], b.input_tokens[i : i + 8], b.output_tokens[i : i + 8]) for b in blocks for i in range(0, len(b), 8)]  # fmt: skip
+    kept = np.concatenate([b.input_tokens for b in every(pieces, n)])
+    assert np.array_equal(kept, whole[::n])
+
+
+# --- the command ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def specsim(monkeypatch, capsys):
+    """Run the command line in this process: (exit code, standard output, standard error)."""
+    from specsim import cli
+
+    for name in ("sweep", "plan"):
+        monkeypatch.setitem(cli.COMMANDS, name, "")
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as done:
+            cli.main(arguments)
+        captured = capsys.readouterr()
+        return done.value.code or 0, captured.out, captured.err
+
+    return run
+
+
+BASE = ("plan", "--model", "Llama-3.1-8B", "--hardware", "1x-h200", "--rate", "12", "--input-tokens", "2000", "--output-tokens", "300")  # fmt: skip
+
+
+def test_json_is_one_document(specsim, tmp_path):
+    policy = tmp_path / "policy.json"
+    code, out, _ = specsim(*BASE, "--ttft-ms", "800", "--tpot-ms", "8", "--accept-rate", "0.6", "--draft-tokens", "2:4", "--price-per-gpu-hour", "3", "--simulate", "--num-requests", "200", "--policy", str(policy), "--json")  # fmt: skip
+    document = json.loads(out)
+    assert code == 0
+    assert document["schema"] == "specsim.plan/1"
+    best = document["choices"][0]
+    assert best["meets_targets"]
+    assert best["gpus"] == best["replicas"] * best["tp"]
+    assert best["cost_per_million_output_tokens"] > 0
+    assert {c["draft_tokens"] for c in document["choices"]} == {1, 2, 3, 4}
+    assert document["tpot_ms"]["low"] <= document["tpot_ms"]["value"] == best["tpot_ms"] <= document["tpot_ms"]["high"]
+    assert document["policy"]["schema"] == "specsim.policy/1"
+    assert document["simulation"]["requests"] == 200
+    assert document["simulation"]["mean_tpot_ms"] == pytest.approx(best["tpot_ms"], rel=0.15)
+    assert all(v["candidate_steps"] for v in json.loads(policy.read_text()).values())
+
+
+def test_without_acceptance_there_is_a_plan_and_what_to_train_for(specsim):
+    code, out, err = specsim(*BASE, "--tpot-ms", "12")
+    assert code == 0, err
+    assert "no speculation" in out
+    assert "accept rate a drafter must reach" in out
+    assert "draft tokens by batch" not in out
+
+
+def test_nothing_meets_the_targets_is_exit_code_1(specsim):
+    code, out, _ = specsim(*BASE, "--tpot-ms", "0.5", "--accept-rate", "0.6")
+    assert code == 1
+    assert "Nothing meets TPOT 0.5 ms. The nearest miss is" in out
+
+
+def test_a_trace_sets_lengths_and_rate(specsim, trace):
+    code, out, err = specsim("plan", "--model", "Llama-3.1-8B", "--hardware", "1x-h200", "--trace", str(trace), "--tpot-ms", "10", "--simulate")  # fmt: skip
+    assert code == 0, err
+    assert "1.5 requests a second of 150 + 60 tokens" in out
+    assert "100 requests in 100 s" in out
+    assert "simulated: 100 requests" in out
+
+
+def test_vllm_policy_file_is_its_speculative_config(specsim, tmp_path):
+    file = tmp_path / "p.json"
+    code, _, err = specsim(
+        *BASE, "--engine", "vllm", "--accept-rate", "0.6", "--draft-tokens", "2,3", "--policy", str(file)
+    )
+    assert code == 0, err
+    config = json.loads(file.read_text())
+    assert config["method"] == "eagle3"
+    launch = read_launch("vllm", shlex.join(["vllm", "serve", "x", "--speculative-config", json.dumps(config)]))
+    assert launch.options["draft_tokens"] in (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["plan"], "give --rate"),
+        (["plan", "--rate", "-1"], "--rate"),
+        ([*BASE, "--tpot-ms", "0"], "--tpot-ms"),
+        ([*BASE, "--batch", "3"], "--batch"),
+        ([*BASE, "--draft-tokens", "1"], "draft"),
+        ([*BASE, "--accept-length", "2"], "--accept-length"),
+        ([*BASE, "--hysteresis", "2"], "--hysteresis"),
+        ([*BASE, "--policy", "x.json"], "--policy"),
+        ([*BASE, "--max-gpus", "1", "--tpot-ms", "5.5"], "1 GPUs cannot serve"),
+        (["plan", "--trace", "no-such.csv"], "no-such.csv"),
+        (["plan", "--trace", "x.csv", "--input-tokens", "5"], "contradicts"),
+        (["plan", "--rate", "1", "--hardware", "1x-h200"], "does not fit"),
+    ],
+)
+def test_bad_input_is_one_line(specsim, arguments, said):
+    code, _, err = specsim(*arguments)
+    assert code == 2
+    assert err.startswith("error: ")
+    assert said in err
+    assert len(err.strip().splitlines()) == 1
+
+
+# --- docs/planning.md -----------------------------------------------------------------------------------------------
+
+
+def commands() -> list[str]:
+    """Every `specsim` line of the page's shell blocks."""
+    text = (ROOT / "docs" / "planning.md").read_text()
+    blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+    return [line for block in blocks for line in block.replace("\\\n", " ").splitlines() if line.startswith("specsim ")]
+
+
+@pytest.mark.parametrize("line", commands())
+def test_commands_of_the_planning_page_run(specsim, monkeypatch, tmp_path, trace, line):
+    monkeypatch.chdir(tmp_path)  # the page's trace.csv is there
+    code, out, err = specsim(*shlex.split(line)[1:])
+    assert code == 0, err
+    assert out
+
+
+def test_the_page_has_commands_of_both():
+    assert {line.split()[1] for line in commands()} >= {"sweep", "plan"}

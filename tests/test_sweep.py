@@ -1,0 +1,639 @@
+"""Sweeps: ranges, rows that equal predictions, blocks that change nothing, files, resumption, fan-out, and the command."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import subprocess
+import sys
+import tracemalloc
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specsim import fanout, sweep, sweep_rows, sweep_run
+from specsim.cycle import evaluate
+from specsim.errors import InputError, SpecsimError, WorkError
+from specsim.memory import memory
+from specsim.prediction import machine_of, predict
+from specsim.ranges import numbers, whole_numbers, words
+from specsim.scenarios import Scenario, build
+from specsim.sweep import Spec, blocks, build_case, evaluate_many, front, tasks_of
+from specsim.sweep_rows import COLUMNS, records
+
+
+def make(options: dict[str, object]) -> Scenario:
+    return build(**options)  # type: ignore[arg-type]
+
+
+LLAMA = (("model", "Llama-3.1-8B"), ("hardware", "1x-h200"))
+
+
+def small_spec(**changes: object) -> Spec:
+    values: dict[str, object] = {
+        "make": make,
+        "cases": (LLAMA,),
+        "batch": (1, 3, 8, 33),
+        "context": (0, 1000, 40_000),
+        "draft_tokens": (2, 4, 7),
+        "kind": "rate",
+        "acceptance": (0.0, 0.5, 0.85, 1.0),
+    }
+    return Spec(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def all_records(spec: Spec) -> list[dict[str, object]]:
+    cases = {i: build_case(spec, i) for i in range(len(spec.cases))}
+    return [row for task in tasks_of(spec, cases) for row in records(spec, task)]
+
+
+# --- ranges ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("7", (7,)),
+        ("1,2,8", (1, 2, 8)),
+        ("2:9", (2, 3, 4, 5, 6, 7, 8, 9)),
+        ("1:256:x2", (1, 2, 4, 8, 16, 32, 64, 128, 256)),
+        ("1:100:x10", (1, 10, 100)),
+        ("1:10:x1.5", (1, 2, 3, 5, 8)),  # 1, 1.5, 2.25, 3.375, 5.06, 7.59 rounded: halves go to the even number
+        ("1k,8k,64k", (1024, 8192, 65536)),
+        ("1,4:8:2,4", (1, 4, 6, 8)),
+        (" 1 , 2 ", (1, 2)),
+        ("5:5", (5,)),
+        ("1m", (1024**2,)),
+    ],
+)
+def test_whole_numbers(text, values):
+    assert whole_numbers(text, "--batch") == values
+
+
+def test_steps_of_fractions_are_exact():
+    """0.3 + 11 x 0.05 is 0.85 in decimals, and 0.8500000000000001 in doubles."""
+    assert numbers("0.3:0.95:0.05", "--a") == tuple(float(f"{0.3 + 0.05 * i:.2f}") for i in range(14))
+    assert numbers("0.3:0.95:0.05", "--a")[11] == 0.85
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", ",", "1,,2", "a", "1:2:3:4", "9:2", "1:9:0", "1:9:-1", "1:9:x1", "0:9:x2", "1:9:x0.5", "1.5", "1:", ":2", "nan", "inf", "1e999", "1:1e15", "1:2:0.0000000001", "1:1e9:x1.000001", "1_0", "٣", "0x10"],
+)  # fmt: skip
+def test_bad_ranges_are_one_line_with_the_option(text):
+    with pytest.raises(InputError) as error:
+        whole_numbers(text, "--batch")
+    assert str(error.value).startswith("--batch: ")
+    assert "\n" not in str(error.value)
+
+
+@given(st.text(alphabet="0123456789:,.xkmKe+- *#", max_size=16) | st.text(max_size=12))
+@settings(max_examples=300, deadline=None)
+def test_any_text_gives_values_or_a_message(text):
+    for parse in (whole_numbers, numbers):
+        try:
+            values = parse(text, "--x")
+        except InputError:
+            continue
+        assert values
+        assert len(set(values)) == len(values)
+        assert all(math.isfinite(v) for v in values)
+
+
+@given(st.integers(0, 10**6), st.integers(0, 300), st.integers(1, 50))
+def test_a_range_is_a_range(first, span, step):
+    assert whole_numbers(f"{first}:{first + span}:{step}", "--x") == tuple(range(first, first + span + 1, step))
+
+
+def test_words():
+    assert words("a,b, c ,a", "--model") == ("a", "b", "c")
+    with pytest.raises(InputError, match="empty place"):
+        words("a,,b", "--model")
+
+
+# --- rows are predictions -------------------------------------------------------------------------------------------
+
+SAME = ("model", "draft", "hardware", "engine", "tp", "ep", "dp_attention", "method", "num_steps", "topk", "batch", "context", "draft_tokens")  # fmt: skip
+Q = ("decode_ms", "cycle_ms", "decode_tokens_per_s", "spec_tokens_per_s", "speedup")
+
+
+def expect_prediction(row: dict[str, object], prediction: dict[str, object]) -> None:
+    """Every number of the row is that of the prediction, digit by digit."""
+    for name in SAME:
+        assert row[name] == prediction["scenario"][name], name
+    for name in Q:
+        value = prediction[name]
+        assert row[name] == (None if value is None else value["value"]), name
+    even = prediction["breakeven"] or {"accept_length": None, "accept_rate": None}
+    assert row["breakeven_accept_length"] == (even["accept_length"] and even["accept_length"]["value"])
+    assert row["breakeven_accept_rate"] == (even["accept_rate"] and even["accept_rate"]["value"])
+    assert row["accept_length"] == prediction["accept_length"]
+    assert row["fits"] == prediction["memory"]["fits"]
+
+
+def predicted(case: dict[str, object], row: dict[str, object], **acceptance: object) -> dict[str, object]:
+    off = row["method"] == "none"
+    drafting = {} if off else {"draft_tokens": row["draft_tokens"], "num_steps": row["num_steps"], "topk": row["topk"], **acceptance}  # fmt: skip
+    s = make({**case, "method": row["method"], "batch": row["batch"], "context": row["context"], **drafting})
+    return predict(s, samples=1).json()
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_rows_equal_predictions(engine):
+    spec = small_spec(cases=((*LLAMA, ("engine", engine)),), draftings=((), (("method", "none"),)))
+    rows = all_records(spec)
+    assert len(rows) == 4 * 3 * 4 * (3 + 1)
+    for row in rows[::7]:
+        expect_prediction(row, predicted(dict(spec.cases[0]), row, accept_rate=row["accept_rate"]))
+
+
+@given(
+    batch=st.integers(1, 300),
+    context=st.integers(0, 200_000),
+    d=st.integers(2, 12),
+    alpha=st.floats(0, 1).map(lambda x: round(x, 3)),
+    case=st.sampled_from(
+        [
+            {"model": "Kimi-K2.5", "hardware": "8x-pcie-field"},
+            {"model": "Kimi-K2.5", "hardware": "8x-h200", "ep": 8, "dp_attention": 8},
+            {"model": "Qwen3-30B-A3B", "hardware": "1x-h200", "engine": "vllm"},
+            {"model": "DeepSeek-V3", "hardware": "8x-h200", "method": "mtp"},
+            {"model": "Llama-3.1-8B", "hardware": "1x-rtx-4090", "method": "ngram"},
+        ]
+    ),
+)
+@settings(max_examples=25, deadline=None)
+def test_any_row_equals_its_prediction(batch, context, d, alpha, case):
+    spec = small_spec(cases=(tuple(case.items()),), batch=(1, batch, 301), context=(5, context), draft_tokens=(d, 13), acceptance=(0.4, alpha))  # fmt: skip
+    rows = [r for r in all_records(spec) if (r["batch"], r["context"], r["draft_tokens"]) == (batch, context, d)]
+    for row, accept in zip(rows, dict.fromkeys((0.4, alpha)), strict=False):
+        expect_prediction(row, predicted(case, row, accept_rate=accept))
+
+
+def test_trees_lengths_and_profiles():
+    """Trees that have too few nodes, and accept lengths beyond the draft tokens, are left out and counted."""
+    trees = small_spec(
+        draftings=((("topk", 4), ("num_steps", 2)), (("topk", 4), ("num_steps", 3))), draft_tokens=(8, 30)
+    )
+    rows = all_records(trees)
+    assert {(r["num_steps"], r["draft_tokens"]) for r in rows} == {(2, 8), (3, 8), (3, 30)}  # 2 steps: 21 nodes
+    expect_prediction(rows[5], predicted(dict(LLAMA), rows[5], accept_rate=rows[5]["accept_rate"]))
+    lengths = small_spec(kind="length", acceptance=(1.5, 3.5))
+    rows = all_records(lengths)
+    assert {(r["draft_tokens"], r["accept_length"]) for r in rows} == {(2, 1.5), (4, 1.5), (4, 3.5), (7, 1.5), (7, 3.5)}
+    expect_prediction(rows[1], predicted(dict(LLAMA), rows[1], accept_length=rows[1]["accept_length"]))
+    assert sweep_run.run(lengths).digest.unreachable == 4 * 3
+    positions = small_spec(kind="per_position", acceptance=((0.8, 0.5), (0.9,)))
+    rows = all_records(positions)
+    expect_prediction(rows[0], predicted(dict(LLAMA), rows[0], accept_per_position=(0.8, 0.5)))
+    profiles = small_spec(kind="profile", acceptance=("kimi-k2.5-eagle3/gsm8k",))
+    expect_prediction(all_records(profiles)[2], predicted(dict(LLAMA), all_records(profiles)[2], accept_profile="kimi-k2.5-eagle3/gsm8k"))  # fmt: skip
+
+
+def test_without_acceptance_there_are_costs_and_break_even():
+    spec = small_spec(kind="", acceptance=(None,))
+    row = all_records(spec)[4]
+    assert row["speedup"] is None
+    assert row["breakeven_accept_length"] > 1
+    result = sweep_run.run(spec).json()
+    assert result["best"] is None
+    assert len(result["breakeven"]) == 4 * 3 * 3
+
+
+def test_many_random_configurations_equal_single_ones():
+    rng = np.random.default_rng(1)
+    n = 500
+    batch, context = rng.integers(1, 40, n).astype(float), rng.integers(0, 9000, n).astype(float)
+    tokens, rate = rng.integers(2, 7, n).astype(float), rng.random(n)
+    for engine in ("sglang", "vllm"):
+        s = make({**dict(LLAMA), "engine": engine})
+        found = evaluate_many(s, batch, context, tokens, rate)
+        for i in range(0, n, 50):
+            one = make({**dict(LLAMA), "engine": engine, "batch": batch[i], "context": context[i], "draft_tokens": tokens[i], "accept_rate": rate[i]})  # fmt: skip
+            c = evaluate(one, machine_of(one))
+            assert found.decode_s[i] == pytest.approx(float(c.decode_s), rel=1e-12)
+            assert found.cycle_s[i] == pytest.approx(float(c.cycle_s), rel=1e-12)
+            assert found.accept_length[i] == pytest.approx(float(one.accept_length), rel=1e-12)
+            assert found.speedup[i] == pytest.approx(float(one.accept_length * c.decode_s / c.cycle_s), rel=1e-12)
+    assert len(evaluate_many(s, *(np.zeros(0) for _ in range(4))).cycle_s) == 0
+
+
+# --- blocks change nothing ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("costs", "rows", "task"), [(1, 1, 1), (7, 5, 11), (64, 9, 40), (12, 10**6, 30)])
+def test_block_sizes_change_nothing(monkeypatch, tmp_path, costs, rows, task):
+    spec = small_spec(draftings=((), (("method", "none"),)))
+    whole = sweep_run.run(spec, out=tmp_path / "whole.csv").json()
+    monkeypatch.setattr(sweep, "COST_VALUES", costs)
+    monkeypatch.setattr(sweep, "BLOCK_ROWS", rows)
+    monkeypatch.setattr(sweep, "TASK_ROWS", task)
+    parts = sweep_run.run(spec, out=tmp_path / "parts.csv").json()
+
+    def content(document: dict[str, object]) -> dict[str, object]:
+        ordered = {k: sorted(document[k], key=json.dumps) for k in ("best", "breakeven")}
+        return {**document, **ordered, "out": None}
+
+    assert content(parts) == content(whole)
+    assert (tmp_path / "parts.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
+
+
+def test_large_random_tables_cut_long_rows(monkeypatch):
+    s = make(dict(LLAMA))
+    context = np.arange(50.0)
+    ones = np.ones(50)
+    whole = evaluate_many(s, 3 * ones, context, 4 * ones, 0.5 * ones)
+    monkeypatch.setattr(sweep, "TABLE_VALUES", 7)
+    assert np.array_equal(evaluate_many(s, 3 * ones, context, 4 * ones, 0.5 * ones).cycle_s, whole.cycle_s)
+
+
+def test_memory_does_not_grow_with_the_sweep(monkeypatch):
+    """Six times the acceptances, and four times the contexts: the same memory."""
+    monkeypatch.setattr(sweep, "COST_VALUES", 2**12)
+    monkeypatch.setattr(sweep, "BLOCK_ROWS", 2**15)
+    monkeypatch.setattr(sweep, "TASK_ROWS", 2**17)
+
+    def peak(rates: int, contexts: int) -> float:
+        spec = small_spec(
+            batch=tuple(range(1, 65)), context=tuple(range(1000, 1000 + contexts)), draft_tokens=(2, 3, 4, 5),
+            acceptance=tuple(i / rates for i in range(rates)),
+        )  # fmt: skip
+        tracemalloc.start()
+        assert sweep_run.run(spec).digest.configurations == 64 * contexts * 4 * rates
+        found = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return found
+
+    assert peak(600, 80) < 1.3 * peak(100, 20) + 2e6
+
+
+# --- what is kept ---------------------------------------------------------------------------------------------------
+
+
+def test_best_setting_and_fronts_by_brute_force():
+    spec = small_spec(cases=((("model", "Kimi-K2.5"), ("hardware", "8x-h200")),), batch=(1, 2, 16, 512))
+    result = sweep_run.run(spec).json()
+    rows = all_records(spec)
+    for cell in result["best"]:
+        here = [r for r in rows if r["fits"] and (r["batch"], r["context"], r["accept_rate"]) == (cell["batch"], cell["context"], cell["acceptance"])]  # fmt: skip
+        top = max(here, key=lambda r: r["speedup"], default=None)
+        if top is None:
+            assert cell["setting"] in ("-", "off")
+        elif top["speedup"] < 1:
+            assert cell["setting"] == "off"
+        else:
+            assert (cell["draft_tokens"], cell["speedup"]) == (top["draft_tokens"], top["speedup"])
+    assert sum(result["wins"].values()) == 4 * 3 * 4
+    for found in result["pareto"]:
+        here = [
+            r for r in rows if r["fits"] and (r["context"], r["accept_rate"]) == (found["context"], found["acceptance"])
+        ]
+        points = {(r["tpot_ms"], float(f"{r['spec_tokens_per_s'] / 8:.6g}")) for r in here}
+        points |= {(r["decode_ms"], float(f"{r['decode_tokens_per_s'] / 8:.6g}")) for r in here}
+        kept = [(p["tpot_ms"], p["tokens_per_s_per_gpu"]) for p in found["points"]]
+        for tpot, rate in points:
+            assert any(t <= tpot and r >= rate * (1 - 1e-5) for t, r in kept)
+        assert kept == sorted(kept)
+        assert [r for _, r in kept] == sorted(r for _, r in kept)
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)).map(lambda p: [float(p[0]), float(p[1])]), max_size=30))
+def test_a_front_is_what_nothing_beats(points):
+    kept = front(points)
+    for p in points:
+        assert any(k[0] <= p[0] and k[1] >= p[1] for k in kept)
+    for k in kept:
+        assert not any(p[0] <= k[0] and p[1] >= k[1] and p != k for p in points)
+
+
+def test_fits_as_memory_says():
+    spec = small_spec(
+        cases=((("model", "Kimi-K2.5"), ("hardware", "8x-pcie-field")),), batch=(1, 8, 64), context=(1000, 30_000)
+    )
+    for task in tasks_of(spec, {0: build_case(spec, 0)}):
+        for b in blocks(spec, task):
+            for i in range(len(b.batch)):
+                for j, setting in enumerate((*b.case.settings, sweep.OFF)):
+                    more = {"method": "none"} if setting.method == "none" else {"draft_tokens": setting.draft_tokens}
+                    s = make({**dict(spec.cases[0]), "batch": b.batch[i], "context": b.context[i], **more})
+                    assert b.fits[i, j] == memory(s).fits
+
+
+# --- files, resumption ----------------------------------------------------------------------------------------------
+
+
+def test_csv_and_parquet_hold_the_same(tmp_path):
+    pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is optional")
+    spec = small_spec(draftings=((), (("method", "none"),)))
+    for name in ("a.csv", "a.parquet"):
+        sweep_run.run(spec, out=tmp_path / name)
+    with (tmp_path / "a.csv").open(newline="") as file:
+        read = list(csv.DictReader(file))
+    table = pq.read_table(tmp_path / "a.parquet").to_pydict()
+    assert tuple(table) == COLUMNS
+    assert len(read) == len(table["batch"]) == 4 * 3 * 4 * 4
+    for i, (row, record) in enumerate(zip(read, all_records(spec), strict=True)):
+        for name in COLUMNS:
+            value = record[name]
+            assert row[name] == ("" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value))
+            full = table[name][i]
+            if value is None:
+                assert full in ("", None) or math.isnan(full)
+            elif isinstance(value, float):
+                assert float(f"{full:.6g}") == value
+            else:
+                assert full == value
+    assert not list(tmp_path.glob("*.parts"))
+
+
+def test_no_pyarrow_is_one_line(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(InputError, match=r"pip install specsim\[parquet\]"):
+        sweep_run.run(small_spec(), out=tmp_path / "a.parquet")
+
+
+@pytest.mark.parametrize(("name", "said"), [("a.txt", "neither .csv nor .parquet"), ("no/a.csv", "is no folder")])
+def test_bad_targets(tmp_path, name, said):
+    with pytest.raises(InputError, match=said):
+        sweep_run.run(small_spec(), out=tmp_path / name)
+
+
+def test_an_interrupted_sweep_goes_on(monkeypatch, tmp_path):
+    """Two of four parts are done when the sweep is interrupted; only the rest is computed again, with the same result."""
+    monkeypatch.setattr(sweep, "TASK_ROWS", 36)  # one batch a task
+    spec = small_spec()
+    whole = sweep_run.run(spec, out=tmp_path / "whole.csv")
+    done: list[int] = []
+    real = sweep_rows.write_part
+
+    def interrupted(spec: Spec, task: sweep.Task, path: Path) -> None:
+        if len(done) == 2:
+            raise KeyboardInterrupt
+        real(spec, task, path)
+        done.append(task.batch[0])
+
+    monkeypatch.setattr(sweep_run, "write_part", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        sweep_run.run(spec, out=tmp_path / "a.csv")
+    assert done == [0, 1]
+    assert not (tmp_path / "a.csv").exists()
+    again: list[int] = []
+    monkeypatch.setattr(sweep_run, "write_part", lambda s, t, p: (real(s, t, p), again.append(t.batch[0]))[0])
+    result = sweep_run.run(spec, out=tmp_path / "a.csv")
+    assert again == [2, 3]
+    assert (tmp_path / "a.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
+    assert result.json() | {"out": None} == whole.json() | {"out": None}
+    assert not (tmp_path / "a.csv.parts").exists()
+
+
+def test_parts_of_another_sweep_are_not_taken(monkeypatch, tmp_path):
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as m:
+        m.setattr(sweep_run, "join_parts", stop)
+        with pytest.raises(KeyboardInterrupt):
+            sweep_run.run(small_spec(acceptance=(0.1,)), out=tmp_path / "a.csv")
+    assert (tmp_path / "a.csv.parts").exists()
+    sweep_run.run(small_spec(), out=tmp_path / "a.csv")
+    sweep_run.run(small_spec(), out=tmp_path / "b.csv")
+    assert (tmp_path / "a.csv").read_bytes() == (tmp_path / "b.csv").read_bytes()
+
+
+def test_a_folder_with_other_files_is_left_alone(tmp_path):
+    (tmp_path / "a.csv.parts").mkdir()
+    (tmp_path / "a.csv.parts" / "thesis.txt").write_text("mine")
+    with pytest.raises(InputError, match="holds other files"):
+        sweep_run.run(small_spec(), out=tmp_path / "a.csv")
+    assert (tmp_path / "a.csv.parts" / "thesis.txt").exists()
+
+
+# --- fan-out --------------------------------------------------------------------------------------------------------
+
+
+def test_failed_tasks_are_tried_again():
+    calls: dict[int, int] = {}
+
+    def flaky(task: int) -> int:
+        calls[task] = calls.get(task, 0) + 1
+        if task == 2 and calls[task] < fanout.TRIES:
+            raise OSError("a hiccup")
+        return 10 * task
+
+    assert list(fanout.run(flaky, [1, 2, 3])) == [10, 20, 30]
+    assert calls == {1: 1, 2: fanout.TRIES, 3: 1}
+
+
+def test_what_fails_for_good_is_raised():
+    def broken(task: int) -> int:
+        raise OSError("no")
+
+    with pytest.raises(OSError, match="no"):
+        list(fanout.run(broken, [1]))
+    calls: list[int] = []
+
+    def wrong(task: int) -> int:
+        calls.append(task)
+        raise InputError("wrong")
+
+    with pytest.raises(SpecsimError, match="wrong"):
+        list(fanout.run(wrong, [1, 2]))
+    assert calls == [1], "bad input is not tried again"
+
+
+@pytest.mark.parametrize("jobs", [0, -2])
+def test_bad_numbers_of_processes(jobs):
+    with pytest.raises(InputError, match="--jobs"):
+        list(fanout.run(abs, [1], jobs=jobs))
+
+
+def test_clusters_that_cannot_be(monkeypatch):
+    pytest.importorskip("joblib", reason="joblib is optional")
+    with pytest.raises(InputError, match="unknown cluster"):
+        list(fanout.run(abs, [1], cluster="slurm://here"))
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with pytest.raises(InputError, match=r"pip install 'specsim\[dask\]'"):
+        list(fanout.run(abs, [1], cluster="dask://127.0.0.1:1"))
+    monkeypatch.setitem(sys.modules, "joblib", None)
+    with pytest.raises(InputError, match=r"pip install 'specsim\[fanout\]'"):
+        list(fanout.run(abs, [1], jobs=2))
+
+
+def test_workers_that_keep_dying_are_one_line(monkeypatch):
+    """Parallel raises what a lost worker or cluster raises; the wave is tried `TRIES` times."""
+    joblib = pytest.importorskip("joblib", reason="joblib is optional")
+    tries: list[int] = []
+
+    class Dead:
+        def __call__(self, tasks: object) -> None:
+            tries.append(1)
+            raise ConnectionError("scheduler went away\nlong story")
+
+    monkeypatch.setattr(joblib, "Parallel", Dead)
+    with pytest.raises(WorkError, match="run again to go on") as error:
+        list(fanout.run(abs, [1, 2], jobs=2))
+    assert "\n" not in str(error.value)
+    assert len(tries) == fanout.TRIES
+
+
+SWEEP = ["sweep", "--model", "Llama-3.1-8B", "--hardware", "1x-h200,1x-rtx-5090", "--batch", "1,4", "--draft-tokens", "2:4", "--accept-rate", "0.4,0.8", "--json"]  # fmt: skip
+
+
+def run_cli(arguments: list[str], timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    """The command line in a process of its own, with both commands in its table."""
+    code = (
+        "import sys; from specsim import cli; [cli.COMMANDS.setdefault(n, '') for n in ('sweep', 'plan')]; cli.main()"
+    )
+    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=timeout, check=False)  # fmt: skip
+
+
+def test_processes_give_the_same_to_the_bit():
+    pytest.importorskip("joblib", reason="joblib is optional")
+    one, two = run_cli(SWEEP), run_cli([*SWEEP, "--jobs", "2"])
+    assert one.returncode == two.returncode == 0, two.stderr
+    assert one.stdout == two.stdout
+
+
+DASK = """
+import sys
+from test_sweep import SWEEP, run_cli
+if __name__ == "__main__":
+    from distributed import LocalCluster
+    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
+        done = run_cli([*SWEEP, "--cluster", cluster.scheduler_address.replace("tcp://", "dask://")])
+        sys.stdout.write(done.stdout)
+        sys.stderr.write(done.stderr)
+"""
+RAY = """
+import sys
+from test_sweep import SWEEP, run_cli
+if __name__ == "__main__":
+    import ray
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=200 * 2**20)
+    done = run_cli([*SWEEP, "--cluster", "ray"])
+    sys.stdout.write(done.stdout)
+    sys.stderr.write(done.stderr)
+    ray.shutdown()
+"""
+
+
+@pytest.mark.parametrize(("package", "script"), [("distributed", DASK), ("ray", RAY)])
+def test_a_local_cluster_of_two_workers_gives_the_same(tmp_path, package, script):
+    if find_spec(package) is None or find_spec("joblib") is None:
+        pytest.skip(f"{package} is optional and not installed")
+    file = tmp_path / "cluster.py"
+    file.write_text(script)
+    here = str(Path(__file__).parent)
+    done = subprocess.run([sys.executable, file], capture_output=True, text=True, timeout=240, check=False, env={**_environment(), "PYTHONPATH": here})  # fmt: skip
+    assert done.stdout == run_cli(SWEEP).stdout, done.stderr[-2000:]
+
+
+def _environment() -> dict[str, str]:
+    import os
+
+    return dict(os.environ)
+
+
+def test_a_dead_cluster_is_one_line():
+    if find_spec("distributed") is None or find_spec("joblib") is None:
+        pytest.skip("distributed is optional and not installed")
+    done = run_cli([*SWEEP, "--cluster", "dask://127.0.0.1:1"])
+    assert done.returncode == 1
+    assert "no Dask scheduler answers" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+# --- the command ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def specsim(monkeypatch, capsys):
+    """Run the command line in this process: (exit code, standard output, standard error)."""
+    from specsim import cli
+
+    monkeypatch.setitem(cli.COMMANDS, "sweep", "")
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as done:
+            cli.main(arguments)
+        captured = capsys.readouterr()
+        return done.value.code or 0, captured.out, captured.err
+
+    return run
+
+
+def test_json_is_one_document(specsim):
+    code, out, err = specsim("sweep", "--batch", "1:16:x2", "--draft-tokens", "2:4", "--accept-rate", "0.3:0.9:0.3", "--tp", "4,8", "--json")  # fmt: skip
+    document = json.loads(out)
+    assert code == 0
+    assert document["schema"] == "specsim.sweep/1"
+    assert document["configurations"] == 5 * 3 * 3 * 2 == len(document["rows"])
+    assert [c["tp"] for c in document["cases"]] == [4, 8]
+    assert document["axes"]["acceptances"] == [0.3, 0.6, 0.9]
+    assert set(document["rows"][0]) == set(COLUMNS)
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--batch", "1:8:x2", "--draft-tokens", "2:6", "--accept-rate", "0.6"], "best draft tokens, and speedup"),
+        (["--batch", "1:8:x2", "--draft-tokens", "2:6"], "break-even accept rate"),
+        (["--batch", "1,2", "--accept-rate", "0.6", "--rows"], "ms a token"),
+        (["--tp", "1,8", "--accept-rate", "0.6"], "does not fit at any batch"),
+        (["--accept-per-position", "0.9,0.5;0.8", "--draft-tokens", "3"], "per position [0.8]"),
+        (["--sglang-args", "--model-path x --tp 8", "--model", "Kimi-K2.5", "--batch", "1,2"], "no speculation"),
+    ],
+)
+def test_output_for_people(specsim, arguments, said):
+    code, out, err = specsim("sweep", *arguments)
+    assert code == 0, err
+    assert said in out
+    assert err == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--batch", "0"], "--batch"),
+        (["--batch", "9:1"], "goes down"),
+        (["--accept-rate", "0.5:1.5:0.5"], "--accept-rate"),
+        (["--accept-rate", "0.5", "--accept-length", "2"], "stated twice"),
+        (["--model", "Kimi-K2.5,nothing-like-it", "--tp", "3"], "heads"),
+        (["--draft-tokens", "1"], "--draft-tokens"),
+        (["--dp-attention", "many"], "--dp-attention"),
+        (["--accept-length", "0.5"], "--accept-length"),
+        (["--plot", "x.png"], "--plot"),
+        (["--batch", "1:3000", "--rows"], "too many to show"),
+        (["--tp", "1:1000", "--ep", "1:1000"], "cases"),
+    ],
+)
+def test_bad_input_is_one_line(specsim, arguments, said):
+    code, _, err = specsim("sweep", *arguments)
+    assert code == 2
+    assert err.startswith("error: ")
+    assert said in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_a_case_that_cannot_be_is_left_out_and_said(specsim):
+    code, out, _ = specsim("sweep", "--hardware", "1x-h200,2x-h200", "--model", "Llama-3.1-8B", "--tp", "2", "--json")
+    document = json.loads(out)
+    assert code == 0
+    assert [c["hardware"] for c in document["cases"]] == ["2x-h200"]
+    assert any(w.startswith("left out") and "hardware=1x-h200" in w for w in document["warnings"])
+
+
+def test_plot_and_file(specsim, tmp_path):
+    code, _, err = specsim("sweep", "--batch", "1:8:x2", "--draft-tokens", "2:4", "--accept-rate", "0.2:0.9:0.1", "--plot", str(tmp_path / "a.png"), "--out", str(tmp_path / "a.csv"))  # fmt: skip
+    assert code == 0, err
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert len((tmp_path / "a.csv").read_text().splitlines()) == 1 + 4 * 3 * 8
+    code, _, err = specsim("sweep", "--accept-rate", "0.5", "--plot", str(tmp_path / "no" / "a.png"))
+    assert code == 1
+    assert "cannot be written" in err
