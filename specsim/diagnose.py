@@ -1,0 +1,264 @@
+"""Why is a verify slow? Hypotheses weighed, the next test, what cannot help, and what each remedy would give.
+
+    diagnose(scenario, observations) -> Diagnosis
+
+Everything is one model: faults are changes of its parameters (specsim.hypotheses), measurements are probes of it
+(specsim.probes), weights and worth of tests are Monte Carlo over its parameters. One fault at a time is assumed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from specsim.cycle import evaluate
+from specsim.errors import InputError
+from specsim.experiments import LEAST_BITS, Appraisal, Experiment, Uninformative, appraise, candidates, uninformative
+from specsim.hypotheses import BY_ID, FAULTS, Fault
+from specsim.memory import memory
+from specsim.posterior import Posterior, posterior, spread
+from specsim.prediction import machine_of
+from specsim.probes import Observation, Probe
+from specsim.profiles import list_profiles, load_profile
+from specsim.quantities import Quantity
+from specsim.remedies import Remedy, remedies
+from specsim.scenarios import Scenario, build
+
+SCHEMA = "specsim.diagnosis/1"
+CLEAR = 4.0  # the likeliest explanation leads clearly when it has so many times the weight of the second
+DRAWS = 600
+MISFIT = 4.0  # deviations from the best explanation beyond which nothing explains an observation
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """A fault, its weight, and what it predicts for decode and verify (ms; None without a scenario)."""
+
+    fault: Fault
+    weight: float
+    decode_ms: Quantity | None
+    verify_ms: Quantity | None
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """The answer. `separable`: whether one explanation leads clearly. `facts`: what the given files say by themselves.
+    `expected_verify_ms`: of a healthy box that decodes as fast as observed."""
+
+    scenario: Scenario | None
+    observations: tuple[Observation, ...]
+    separable: bool
+    hypotheses: tuple[Hypothesis, ...]
+    experiments: tuple[Appraisal, ...]
+    uninformative: tuple[Uninformative, ...]
+    remedies: tuple[Remedy, ...]
+    expected_verify_ms: Quantity | None = None
+    facts: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    engine: str = "sglang"
+    found: Posterior | None = field(default=None, repr=False, compare=False)
+
+    def observed(self, kind: str) -> float | None:
+        """The first observed value of a kind of probe at the scenario's own batch."""
+        for o in self.observations:
+            if o.probe.kind == kind and (self.scenario is None or o.probe.batch == _batch(self.scenario)):
+                return o.value
+        return None
+
+    def json(self) -> dict[str, Any]:
+        """The document of schema specsim.diagnosis/1."""
+        s = self.scenario
+        return {
+            "schema": SCHEMA,
+            "scenario": None if s is None else {
+                "model": s.names.get("model", s.model.name), "hardware": s.profile.name, "engine": s.engine.name,
+                "tp": s.parallel.tp, "batch": _batch(s), "context": int(np.max(s.context)), "method": s.method,
+                "draft_tokens": int(np.max(s.draft_tokens)),
+            },
+            "observations": [
+                {"kind": o.probe.kind, "name": o.probe.name, "batch": o.probe.batch, "draft_tokens": o.probe.tokens,
+                 "bytes": o.probe.size, "value": o.value, "unit": o.probe.unit, "source": o.source}
+                for o in self.observations
+            ],
+            "separable": self.separable,
+            "hypotheses": [
+                {"id": h.fault.id, "weight": _six(h.weight), "name": h.fault.name, "meaning": h.fault.meaning,
+                 "predicts": {"decode_ms": _q(h.decode_ms), "verify_ms": _q(h.verify_ms)}}
+                for h in self.hypotheses
+            ],
+            "experiments": [_experiment(a) for a in self.experiments],
+            "uninformative": [{"id": u.id, "why": u.why} for u in self.uninformative],
+            "remedies": [
+                {"id": r.id, "what": r.what, "command": r.command, "helps": list(r.helps), "chance": _six(r.chance),
+                 "gain": _q(r.gain), "gain_if_right": _q(r.gain_if_right), "cycle_ms": _q(r.cycle_ms),
+                 "accept_length_needed": _q(r.accept_length_needed), "reachable": r.reachable}
+                for r in self.remedies
+            ],
+            "expected_verify_ms": _q(self.expected_verify_ms),
+            "facts": list(self.facts),
+            "warnings": list(self.warnings),
+        }  # fmt: skip
+
+
+def _experiment(a: Appraisal) -> dict[str, Any]:
+    e = a.experiment
+    return {
+        "id": e.id, "what": e.what, "bits": _six(a.bits), "minutes": e.minutes, "command": e.command, "tell": e.tell,
+        "predictions": {k: _q(v) for k, v in a.predictions[0].items()},
+        "measures": [
+            {"what": label(p), "unit": p.unit or "probability", "predictions": {k: _q(v) for k, v in q.items()}}
+            for p, q in zip(e.probes, a.predictions, strict=True)
+        ],
+    }  # fmt: skip
+
+
+def _q(x: Quantity | None) -> dict[str, float] | None:
+    return None if x is None else x.json()
+
+
+def _six(x: float) -> float:
+    return float(f"{x:.6g}")
+
+
+def _batch(s: Scenario) -> int:
+    return int(np.max(s.batch))
+
+
+def label(p: Probe) -> str:
+    """A probe in words."""
+    rows = f" at batch {p.batch}" if p.kind in ("decode", "verify", "cycle", "rate") else ""
+    return {
+        "decode": f"decode{rows}",
+        "verify": f"verify of {p.tokens} rows{rows}" + (" with graphs off" if p.eager else ""),
+        "cycle": f"cycle{rows}",
+        "rate": f"tokens a second{rows}",
+        "component": f"verify: {p.name.replace('_', ' ')}",
+        "allreduce": f"all-reduce of {p.size} bytes",
+        "greedy": "verify, greedy",
+        "protocol": "verify under NCCL_PROTO=LL",
+        "clock": "SM clock over its maximum",
+        "identity": "throughput x cycle / (batch x accept length)",
+        "yes": p.name,
+    }[p.kind]
+
+
+def diagnose(
+    scenario: Scenario | None,
+    observations: Sequence[Observation],
+    *,
+    facts: Sequence[str] = (),
+    warnings: Sequence[str] = (),
+    engine: str = "sglang",
+    seed: int = 0,
+) -> Diagnosis:
+    """Weigh the faults, rank the tests, price the remedies.
+
+    scenario None: nothing is known of model or hardware but the engine's name; only yes-or-no observations count. Raises ValueError when
+    a time is observed without a scenario.
+    """
+    found = posterior(scenario, observations, seed=seed)
+    rng = np.random.default_rng((seed, 6))
+    ranked = found.ranked()
+    rows = max((o.probe.batch * o.probe.tokens for o in observations), default=0)
+    tests = [t for t in candidates(scenario, engine, rows) if not _answered(t, observations)]
+    appraised = appraise(found, tests, seed) if tests else []
+    useful = tuple(a for a in appraised if a.bits >= LEAST_BITS)
+    return Diagnosis(
+        scenario=scenario,
+        observations=tuple(observations),
+        separable=ranked[0][1] >= CLEAR * ranked[1][1],
+        hypotheses=tuple(_hypothesis(found, f, w, rng) for f, w in ranked),
+        experiments=useful,
+        uninformative=tuple(uninformative(found, appraised, engine)),
+        remedies=tuple(remedies(found, seed)),
+        expected_verify_ms=_healthy(scenario, observations, seed),
+        facts=tuple(facts),
+        warnings=(*warnings, *_misfits(found, rng)),
+        engine=engine if scenario is None else scenario.engine.name,
+        found=found,
+    )
+
+
+def elsewhere(options: Mapping[str, Any]) -> list[str]:
+    """A sentence on how long a healthy cycle takes on the boxes that specsim knows; none when no box can serve this."""
+    found = []
+    known = {k: v for k, v in options.items() if k != "draft"}  # the public draft will do
+    for name in list_profiles():
+        profile = load_profile(name)
+        if profile.cpu or profile.gpus < int(options.get("tp") or 1) or any("inferred" in c for c in profile.caveats):
+            continue
+        try:
+            s = build(**{**known, "hardware": profile})
+        except InputError:
+            continue
+        if s.method != "none" and memory(s).fits:
+            found.append((float(evaluate(s, machine_of(s)).cycle_s.reshape(-1)[0]) * 1e3, name))
+    if not found:
+        return []
+    (low, first), (high, last) = min(found), max(found)
+    return [
+        f"A healthy cycle of this model takes {low:.1f} ms ({first}) to {high:.1f} ms ({last}) on the boxes that specsim knows."
+    ]
+
+
+def _answered(test: Experiment, observations: Sequence[Observation]) -> bool:
+    """Whether all that a test would give is observed already (whatever the noise)."""
+    seen = {
+        (o.probe.kind, o.probe.batch, o.probe.tokens, o.probe.name, o.probe.size, o.probe.eager) for o in observations
+    }
+    return all((p.kind, p.batch, p.tokens, p.name, p.size, p.eager) in seen for p in test.probes)
+
+
+def _speculates(s: Scenario | None) -> bool:
+    return s is not None and s.method != "none"
+
+
+def _hypothesis(found: Posterior, fault: Fault, weight: float, rng: np.random.Generator) -> Hypothesis:
+    s = found.boxes.scenario
+    if s is None:
+        return Hypothesis(fault, weight, None, None)
+    chosen = found.draws(fault, DRAWS, rng)
+    b = _batch(s)
+    decode = spread(found.boxes.predict_at(Probe("decode", batch=b), fault, chosen))
+    if not _speculates(s):
+        return Hypothesis(fault, weight, decode, None)
+    verify = Probe("verify", batch=b, tokens=int(np.max(s.draft_tokens)))
+    return Hypothesis(fault, weight, decode, spread(found.boxes.predict_at(verify, fault, chosen)))
+
+
+def _healthy(s: Scenario | None, observations: Sequence[Observation], seed: int) -> Quantity | None:
+    """Verify of a healthy box that decodes as observed."""
+    if s is None or not _speculates(s):
+        return None
+    plain = [o for o in observations if o.probe.kind == "decode"]
+    found = posterior(s, plain, samples=4096, most=4096, seed=seed)
+    healthy = BY_ID["weak-drafter"]
+    chosen = found.draws(healthy, DRAWS, np.random.default_rng((seed, 7)))
+    probe = Probe("verify", batch=_batch(s), tokens=int(np.max(s.draft_tokens)))
+    return spread(found.boxes.predict_at(probe, healthy, chosen))
+
+
+def _misfits(found: Posterior, rng: np.random.Generator) -> list[str]:
+    """Observations that no explanation comes near."""
+    out = []
+    for o in found.observations:
+        if o.probe.binary:
+            continue
+        nearest, best = math.inf, math.nan
+        for fault in FAULTS:
+            if found.weights[fault.id] < 0.01:
+                continue
+            predicted = found.boxes.predict_at(o.probe, fault, found.draws(fault, 200, rng))
+            z = float(np.median(np.abs(o.probe.scaled(np.asarray(o.value)) - o.probe.scaled(predicted))))
+            if z < nearest:
+                nearest, best = z, float(np.median(predicted))
+        if nearest > MISFIT:
+            out.append(
+                f"nothing explains {label(o.probe)} = {o.value:g} {o.probe.unit}: the nearest explanation gives {best:.3g}."
+                " Are --model, --hardware, --tp and --batch those of the server?"
+            )
+    return out

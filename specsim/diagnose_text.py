@@ -1,0 +1,307 @@
+"""A diagnosis in words and tables, and its drawing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from specsim.diagnose import Diagnosis, Hypothesis, label
+from specsim.experiments import Appraisal
+from specsim.forward import build as build_pass
+from specsim.hypotheses import BY_ID
+from specsim.probes import Probe
+from specsim.quantities import Quantity
+from specsim.remedies import MENDS, Remedy
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+SHOWN = 6  # explanations in the tables
+NUMBERS = ("no", "one", "two", "three", "four", "five", "six")
+FEW_BITS = 0.06  # the best test is worth naming from here on
+SURE = 0.9  # an explanation above it is to be confirmed rather than found
+FAR = 1.3  # decode observed over predicted
+GAINS = 3  # remedies named in the text
+LIKELY = 0.05  # explanations below this weight are not named in the text
+
+
+def situation(d: Diagnosis) -> str:
+    """What was measured, what a healthy box would take, and what that leaves per all-reduce and per kernel."""
+    s = d.scenario
+    decode, verify, expected = d.observed("decode"), d.observed("verify"), d.expected_verify_ms
+    if s is None or verify is None or expected is None:
+        return ""
+    rows = int(np.max(s.batch) * np.max(s.draft_tokens))
+    ratio = f", {verify / decode:.1f} times a decode step of {decode:g} ms" if decode else ""
+    out = f"Verify of {rows} rows takes {verify:g} ms{ratio}."
+    out += f" A healthy box{' that decodes as fast' if decode else ''} would need {expected} ms ({expected.interval})"
+    extra = verify - expected.value
+    if verify <= expected.high * 1.04:
+        return out + ": verify is not slow."
+    p = build_pass(s.model, s.parallel, s.engine, graph=True)
+    calls = sum(o.calls for o in p.operators if o.component == "allreduce")
+    shares = [f"{extra * 1e3 / p.kernels:.1f} us for each of {p.kernels:,.0f} kernels"]
+    if calls:
+        shares.insert(0, f"{extra * 1e3 / calls:.0f} us for each of {calls:.0f} all-reduces")
+    return out + f". {extra:.1f} ms are unexplained: as much as {', or '.join(shares)}."
+
+
+def baseline(d: Diagnosis) -> str:
+    """Said when the decode step itself is far from what the profile predicts."""
+    decode = d.observed("decode")
+    if decode is None or d.scenario is None or d.found is None:
+        return ""
+    predicted = float(
+        d.found.boxes.predict(Probe("decode", batch=int(np.max(d.scenario.batch))), BY_ID["weak-drafter"])[0]
+    )
+    if 1 / FAR < decode / predicted < FAR:
+        return ""
+    return (
+        f"The decode step itself takes {decode:.3g} ms where {predicted:.3g} ms are predicted for {d.scenario.profile.name}:"
+        + (" something slows plain decoding too, or" if decode > predicted else "")
+        + " the profile is not of this box."
+    )
+
+
+def breakeven(d: Diagnosis) -> str:
+    """What acceptance the measured cycle needs."""
+    better = next((r for r in d.remedies if r.id == "better-drafter"), None)
+    if better is None or better.accept_length_needed is None or d.scenario is None:
+        return ""
+    s = d.scenario
+    need = better.accept_length_needed
+    most = float(min(np.max(s.num_steps), np.max(s.draft_tokens) - 1)) + 1
+    if not better.reachable:
+        return f"With this cycle speculation would need {need} tokens a cycle to break even; {most:g} is the most there can be."
+    known = s.accept_length
+    has = f"; the drafter gives {float(known.reshape(-1)[0]):.2f}" if known is not None else ""
+    return f"With this cycle speculation breaks even at {need} of at most {most:g} tokens a cycle{has}."
+
+
+def verdict(d: Diagnosis) -> str:
+    """One sentence: the likeliest explanations, and whether the observations can tell them apart."""
+    first, second = d.hypotheses[:2]
+    if not d.observations:
+        return "Nothing was given that could be weighed: these are the weights before any evidence."
+    if d.separable and first.fault.id == "weak-drafter":
+        return f"Most likely ({first.weight:.0%}) nothing is slow: whether speculation pays is up to the drafter."
+    if d.separable:
+        return f"Most likely ({first.weight:.0%}): {first.fault.name}."
+    return (
+        f"{_evidence(d)} cannot tell {first.fault.id} ({first.weight:.0%}: {first.fault.name})"
+        f" from {second.fault.id} ({second.weight:.0%}: {second.fault.name})."
+    )
+
+
+def _evidence(d: Diagnosis) -> str:
+    times = sum(not o.probe.binary for o in d.observations)
+    if times == len(d.observations):
+        count = NUMBERS[times] if times < len(NUMBERS) else str(times)
+        return f"{count.capitalize()} step time{'' if times == 1 else 's'}"
+    return "One observation" if len(d.observations) == 1 else f"{len(d.observations)} observations"
+
+
+def next_test(d: Diagnosis) -> str:
+    """The best test: what to run, and what each likely explanation predicts for it."""
+    if not d.experiments or d.experiments[0].bits < FEW_BITS:
+        return "No test that specsim knows would change this much."
+    a = d.experiments[0]
+    e = a.experiment
+    answers = _answers(d, a)
+    word = "To confirm it" if d.hypotheses[0].weight > SURE else "Next"
+    return f"{word}, {e.minutes:g} minute{'' if e.minutes == 1 else 's'}: {e.what}." + (
+        f" {answers}" if answers else ""
+    )
+
+
+def _answers(d: Diagnosis, a: Appraisal) -> str:
+    """Outcomes by explanation: "about 28 ms means allreduce-steep, about 16 ms verify-eager"."""
+    likely = [h for i, h in enumerate(d.hypotheses) if h.weight >= LIKELY or i < 2]
+    probe, predicted = _telling(likely, a)
+    if probe.binary:
+        yes = [h.fault.id for h in likely if predicted[h.fault.id].value > 0.5]
+        no = [h.fault.id for h in likely if predicted[h.fault.id].value <= 0.5]
+        parts = [f"{word} speaks for {', '.join(ids)}" for word, ids in (("Yes", yes), ("No", no)) if ids]
+        return "; ".join(parts) + "."
+    groups: list[tuple[float, list[str]]] = []
+    for h in sorted(likely, key=lambda h: -predicted[h.fault.id].value):
+        value = predicted[h.fault.id].value
+        if groups and abs(np.log((groups[-1][0] + 0.3) / (value + 0.3))) < 0.12:
+            groups[-1][1].append(h.fault.id)
+        else:
+            groups.append((value, [h.fault.id]))
+    said = "; ".join(f"about {value:.3g} {probe.unit} means {', '.join(ids)}" for value, ids in groups)
+    return f"{label(probe)[0].upper()}{label(probe)[1:]}: {said}."
+
+
+def _telling(likely: list[Hypothesis], a: Appraisal) -> tuple[Probe, dict[str, Quantity]]:
+    """The probe of a test on which the likely explanations differ most."""
+
+    def apart(p: Probe, q: dict[str, Quantity]) -> float:
+        values = np.array([q[h.fault.id].value for h in likely])
+        return float(np.ptp(values if p.binary else p.scaled(values)))
+
+    both = list(zip(a.experiment.probes, a.predictions, strict=True))
+    return max(both, key=lambda pq: apart(*pq))
+
+
+def gains(d: Diagnosis) -> list[str]:
+    """What the remedies of the likely explanations would give; without a scenario only what they are."""
+    out = []
+    if d.scenario is None:
+        likely = {h.fault.id for h in d.hypotheses if h.weight >= LIKELY}
+        for m in MENDS if d.observations else ():
+            if likely & set(m.helps):
+                out.append(
+                    f"If it is {' or '.join(m.helps)}: {m.what}: {m.sglang if d.engine == 'sglang' else m.vllm}."
+                )
+        return out
+    for r in d.remedies:
+        if r.gain_if_right is None or not r.helps or r.chance < LIKELY:
+            continue
+        how = f": {r.command}" if r.command else ""
+        out.append(
+            f"If it is {' or '.join(r.helps)}, {r.gain_if_right} times the tokens ({r.gain_if_right.interval}) are to be had:"
+            f" {r.what}{how}."
+        )
+    return out
+
+
+def page(d: Diagnosis) -> Iterator[tuple[str, str]]:
+    """Paragraphs as (text, style)."""
+    for fact in d.facts:
+        yield fact, ""
+    for text in (situation(d), baseline(d), breakeven(d)):
+        if text:
+            yield text, ""
+    yield verdict(d), "bold"
+    yield next_test(d), ""
+    if d.experiments and d.experiments[0].bits >= FEW_BITS:
+        yield f"  {d.experiments[0].experiment.command}", "cyan"
+        yield f"  then again with {d.experiments[0].experiment.tell}", "dim"
+    for text in gains(d)[:GAINS]:
+        yield text, ""
+    for u in d.uninformative[:1]:
+        yield f"Cannot help: {u.id}. {u.why[0].upper()}{u.why[1:]}.", ""
+
+
+def _table(columns: list[tuple[str, str]], title: str) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="dim", title=title, title_justify="left")
+    for name, justify in columns:
+        table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    return table
+
+
+def _cell(q: Quantity | None) -> str:
+    return "" if q is None else f"{q} ({q.interval})"
+
+
+def hypotheses_table(d: Diagnosis) -> Table:
+    """Explanations by weight, with the decode and verify that they predict."""
+    priced = d.scenario is not None
+    times = [("decode ms", "right"), ("verify ms", "right")] if priced else []
+    table = _table([("weight", "right"), ("explanation", "left"), ("", "left"), *times], "explanations")
+    for h in d.hypotheses[:SHOWN]:
+        cells = [_short(h.decode_ms), _short(h.verify_ms)] if priced else []
+        table.add_row(_percent(h.weight), h.fault.id, h.fault.name, *cells)
+    rest = d.hypotheses[SHOWN:]
+    table.add_row(_percent(sum(h.weight for h in rest)), "others", ", ".join(h.fault.id for h in rest))
+    return table
+
+
+def _percent(w: float) -> str:
+    return f"{w:.0%}" if w >= 0.01 or w == 0 else "<1%"
+
+
+def _short(q: Quantity | None) -> str:
+    return "" if q is None else str(q)
+
+
+def experiments_table(d: Diagnosis) -> Table:
+    """Tests by worth, with what the two likeliest explanations predict."""
+    named = [h for h in d.hypotheses[:2] if h.weight >= 0.01] or list(d.hypotheses[:2])
+    table = _table(
+        [("test", "left"), ("bits", "right"), ("minutes", "right"), ("gives", "left"), *((h.fault.id, "right") for h in named)],
+        "tests that help, the best first",
+    )  # fmt: skip
+    for a in d.experiments:
+        for i, (p, q) in enumerate(zip(a.experiment.probes, a.predictions, strict=True)):
+            head = (a.experiment.id, f"{a.bits:.2f}", f"{a.experiment.minutes:g}") if i == 0 else ("", "", "")
+            cells = [_outcome(p.binary, q[h.fault.id]) for h in named]
+            table.add_row(*head, f"{label(p)}{f', {p.unit}' if p.unit else ''}", *cells)
+    return table
+
+
+def _outcome(binary: bool, q: Quantity) -> str:
+    return ("yes" if q.value > 0.5 else "no") if binary else str(q)
+
+
+def remedies_table(d: Diagnosis) -> Table:
+    """Remedies with their gain if right, and over all explanations."""
+    table = _table([("remedy", "left"), ("for", "left"), ("chance", "right"), ("gain if right", "right"), ("", "left")], "remedies")  # fmt: skip
+    for r in d.remedies:
+        table.add_row(r.id, ", ".join(r.helps) or "any", _percent(r.chance), _gain(r), r.what)
+    return table
+
+
+def _gain(r: Remedy) -> str:
+    if r.gain_if_right is None:
+        if r.accept_length_needed is not None:
+            return f"break-even {r.accept_length_needed}"
+        return "" if r.cycle_ms is None else f"cycle {r.cycle_ms} ms"
+    return f"x {r.gain_if_right} ({r.gain_if_right.interval})"
+
+
+def why_not(d: Diagnosis) -> Iterator[str]:
+    """Tests that cannot help, those with one reason together."""
+    reasons = dict.fromkeys(u.why for u in d.uninformative)
+    for why in reasons:
+        yield f"{', '.join(u.id for u in d.uninformative if u.why == why)}: {why}"
+
+
+def plot(d: Diagnosis, path: Path) -> None:
+    """Draw decode and verify, stacked by component, under each likely explanation. Raises InputError for a path that
+    cannot be written."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    from specsim.errors import InputError
+
+    shown = [h for h in d.hypotheses if h.weight >= 0.01][:SHOWN]
+    bars = [(h, phase, components(d, h, phase)) for h in shown for phase in ("decode", "verify")]
+    names = list(dict.fromkeys(n for _, _, parts in bars for n in parts))
+    figure, axes = plt.subplots(figsize=(1.8 + 1.5 * len(shown), 4.2), layout="constrained")
+    places = [1.0 * i + 0.42 * j for i in range(len(shown)) for j in range(2)]
+    bottom = np.zeros(len(bars))
+    for name in names:
+        heights = np.array([parts.get(name, 0.0) for _, _, parts in bars])
+        axes.bar(places, heights, 0.38, bottom=bottom, label=name.replace("_", " "))
+        bottom += heights
+    for kind, style in (("decode", ":"), ("verify", "--")):
+        value = d.observed(kind)
+        if value is not None:
+            axes.axhline(value, color="black", linewidth=0.8, linestyle=style, label=f"{kind}, observed")
+    axes.set_xticks([i + 0.21 for i in range(len(shown))], [f"{h.fault.id}\n{h.weight:.0%}" for h in shown])
+    axes.set_ylabel("ms, left decode and right verify")
+    axes.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    try:
+        figure.savefig(path, dpi=150)
+    except (OSError, ValueError) as problem:
+        raise InputError(str(problem).split("\n")[0], where=str(path), mend="give a .png, .svg or .pdf that can be written") from None  # fmt: skip
+    finally:
+        plt.close(figure)
+
+
+def components(d: Diagnosis, h: Hypothesis, phase: str) -> dict[str, float]:
+    """Mean ms of each component of a phase on the boxes that an explanation leaves."""
+    assert d.found is not None
+    return d.found.components(h.fault, phase)

@@ -1,0 +1,430 @@
+"""diagnose: the field case, its JSON, logs alone, bad input, and a small study of boxes with known faults."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specsim.cli import main
+from specsim.diagnose import diagnose
+from specsim.experiments import appraise, candidates
+from specsim.hypotheses import BY_ID, CHANCES, FAULTS
+from specsim.posterior import posterior
+from specsim.probes import Boxes, Observation, Probe
+from specsim.scenarios import build
+from tests.builders import scenario as small_scenario
+
+ROOT = Path(__file__).resolve().parent.parent
+FIELD = ("--decode-ms", "12.1", "--verify-ms", "29.5", "--draft-tokens", "3")
+IDS = {
+    "verify-eager", "allreduce-steep", "experts-slow", "verify-attention", "host-gap", "sampling", "batch-padding",
+    "admission-cap", "draft-eager", "clocks", "acceptance-definition", "weak-drafter",
+}  # fmt: skip
+LOG = """\
+[2026-03-01 08:00:00] server_args=ServerArgs(model_path='{model}', tp_size=8, speculative_algorithm='EAGLE3', speculative_num_steps=2, speculative_eagle_topk=1, speculative_num_draft_tokens=3)
+[2026-03-01 08:00:05 TP0] Prefill batch, #new-seq: 1, #new-token: 700, #cached-token: 0, token usage: 0.01, #running-req: 0, #queue-req: 0,
+"""
+LINE = "[2026-03-01 08:00:{:02d} TP0] Decode batch, #running-req: {batch}, #token: {tokens}, token usage: 0.01, accept len: {length:.2f}, accept rate: {rate:.2f}, cuda graph: {graph}, gen throughput (token/s): {speed:.2f}, #queue-req: {queue},\n"
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as stop:
+        main(["diagnose", *arguments])
+    captured = capsys.readouterr()
+    return int(stop.value.code or 0), captured.out, captured.err
+
+
+def document(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    code, out, err = run(capsys, *arguments, "--json")
+    assert code == 0, err
+    parsed: dict[str, Any] = json.loads(out)
+    return parsed
+
+
+def weights(d: dict[str, Any]) -> dict[str, float]:
+    return {h["id"]: h["weight"] for h in d["hypotheses"]}
+
+
+def log(
+    graph: bool = False, batch: int = 1, queue: int = 0, model: str = "moonshotai/Kimi-K2.5", lines: int = 6
+) -> str:
+    """A server log whose cycles take batch x 1.80 / 60 s: 30 ms at batch 1."""
+    body = [
+        LINE.format(
+            6 + i, batch=batch, tokens=700 + 72 * i, length=1.80, rate=0.40, graph=graph, speed=60 * batch, queue=queue
+        )
+        for i in range(lines)
+    ]
+    return LOG.format(model=model) + "".join(body)
+
+
+# --- the field case ---------------------------------------------------------------------------------------------
+
+
+def test_two_step_times_cannot_tell(capsys: pytest.CaptureFixture[str]) -> None:
+    d = document(capsys, *FIELD)
+    w = weights(d)
+    assert set(w) == IDS
+    assert sum(w.values()) == pytest.approx(1)
+    assert not d["separable"]
+    assert {h["id"] for h in d["hypotheses"][:2]} == {"verify-eager", "allreduce-steep"}
+    assert w["verify-eager"] + w["allreduce-steep"] > 0.6
+    assert max(w.values()) < 0.8
+    assert w["experts-slow"] < 0.1
+    assert d["experiments"][0]["id"] in ("graph-flag", "decode-batch-3-4")
+    assert {"graph-flag", "decode-batch-3-4"} == {e["id"] for e in d["experiments"][:2]}
+    assert {"attention-mode", "engine-regression"} <= {u["id"] for u in d["uninformative"]}
+    assert "graph" in next(u["why"] for u in d["uninformative"] if u["id"] == "attention-mode")
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_weights_repeat_from_seed_to_seed(capsys: pytest.CaptureFixture[str], seed: int) -> None:
+    a, b = weights(document(capsys, *FIELD)), weights(document(capsys, *FIELD, "--seed", str(seed)))
+    assert max(abs(a[k] - b[k]) for k in a) < 0.03
+
+
+@pytest.mark.parametrize(
+    ("observed", "gone"),
+    [
+        (("--decode-at", "3=15.5"), "allreduce-steep"),
+        (("--decode-at", "3=28.5"), "verify-eager"),
+        (("--decode-at", "4=16.5"), "allreduce-steep"),
+        (("--result", "graph-flag=true"), "verify-eager"),
+        (("--result", "graph-flag=false"), "allreduce-steep"),
+        (("--result", "nccl-tests=29,31"), "allreduce-steep"),
+        (("--result", "nccl-tests=29,150"), "verify-eager"),
+        (("--result", "kernel-profile=18.5,4,1.7,3.8,1.1,0"), "verify-eager"),
+        (("--result", "kernel-profile=6.5,4,1.7,4.6,1.3,11"), "allreduce-steep"),
+        (("--result", "nccl-protocol=16"), "verify-eager"),
+    ],
+)  # fmt: skip
+def test_one_test_settles_it(capsys: pytest.CaptureFixture[str], observed: tuple[str, str], gone: str) -> None:
+    w = weights(document(capsys, *FIELD, *observed))
+    assert w[gone] < 0.05
+    kept = {"verify-eager", "allreduce-steep"} - {gone}
+    assert max(w, key=lambda k: w[k]) in kept
+
+
+def test_predictions_follow_what_each_explanation_means(capsys: pytest.CaptureFixture[str]) -> None:
+    """Plain decode at batch 3: as slow as verify when the all-reduce is; as on a healthy box when the launches are."""
+    d = document(capsys, *FIELD)
+    test = next(e for e in d["experiments"] if e["id"] == "decode-batch-3-4")
+    assert test["minutes"] == 3
+    assert "--batch-size 3 4" in test["command"]
+    eager, steep = test["predictions"]["verify-eager"], test["predictions"]["allreduce-steep"]
+    assert 14 < eager["value"] < 18
+    assert 26 < steep["value"] < 34
+    assert eager["high"] < steep["low"]
+    for h in d["hypotheses"][:2]:
+        assert h["predicts"]["decode_ms"]["value"] == pytest.approx(12.1, rel=0.05)
+        assert h["predicts"]["verify_ms"]["value"] == pytest.approx(29.5, rel=0.05)
+
+
+def test_remedies_are_worth_what_the_model_says(capsys: pytest.CaptureFixture[str]) -> None:
+    """A healthy verify takes 15 ms: a graph would give a bit less than 30 / 16. Break-even: 30.4 / 12.1 = 2.51 of 3."""
+    d = document(capsys, *FIELD, "--cycle-ms", "30.4", "--accept-length", "1.8")
+    by_id = {r["id"]: r for r in d["remedies"]}
+    assert by_id["graph-for-verify"]["gain_if_right"]["value"] == pytest.approx(30.4 / 16.5, rel=0.15)
+    assert by_id["graph-for-verify"]["helps"] == ["verify-eager"]
+    assert by_id["better-drafter"]["accept_length_needed"]["value"] == pytest.approx(30.4 / 12.1, rel=0.02)
+    assert by_id["better-drafter"]["reachable"] is True
+    assert by_id["speculation-off"]["gain"]["value"] == pytest.approx(30.4 / 12.1 / 1.8, rel=0.02)
+    assert by_id["better-allreduce"]["gain_if_right"]["value"] > 1.5
+    assert by_id["fewer-draft-tokens"]["cycle_ms"] is not None
+    for r in d["remedies"]:
+        for q in (r["gain"], r["gain_if_right"], r["cycle_ms"]):
+            assert q is None or q["low"] <= q["value"] <= q["high"]
+
+
+def test_one_page_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, *FIELD)
+    assert code == 0
+    assert "Two step times cannot tell verify-eager" in out
+    assert "for each of 124 all-reduces" in out
+    assert "Next, 1 minute" in out
+    assert "Cannot help: attention-mode" in out
+    assert out.index("Next") < out.index("explanations") < out.index("tests that help") < out.index("remedies")
+
+
+def test_a_healthy_verify_is_not_called_slow(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "--decode-ms", "12.1", "--verify-ms", "15", "--draft-tokens", "3")
+    assert code == 0
+    assert "verify is not slow" in out
+
+
+def test_the_fitted_profile_is_said_to_be_one_explanation(capsys: pytest.CaptureFixture[str]) -> None:
+    d = document(capsys, *FIELD, "--hardware", "8x-pcie-field")
+    assert any("already contains one explanation" in w for w in d["warnings"])
+
+
+def test_a_plot_is_drawn(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    target = tmp_path / "why.png"
+    code, _, err = run(capsys, *FIELD, "--plot", str(target), "--json")
+    assert code == 0
+    assert str(target) in err
+    assert target.read_bytes()[1:4] == b"PNG"
+    code, _, err = run(capsys, *FIELD, "--plot", str(tmp_path / "no" / "why.png"))
+    assert code == 2
+    assert err.count("\n") == 1
+
+
+# --- logs alone ---------------------------------------------------------------------------------------------------
+
+
+def test_a_log_alone_tells_the_graph_flag(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """No hardware is known, so times are not judged; what the log shows is said all the same."""
+    file = tmp_path / "server.log"
+    file.write_text(log(graph=False))
+    code, out, _ = run(capsys, str(file))
+    assert code == 0
+    assert "1.80 tokens a cycle of at most 3" in out
+    assert "A cycle at batch 1 takes 30.0 ms" in out
+    assert "more than 16.7 ms" in out  # 30 / 1.8
+    assert "WITHOUT a CUDA graph" in out
+    assert "A healthy cycle of this model takes" in out
+    assert re.search(r"Most likely \(\d\d%\): verify is launched kernel by kernel", out)
+    assert "--hardware" in out
+
+
+def test_a_log_and_a_box_judge_times(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Cycle 30 ms in a graph, decode 12.1 ms: the flag rules out eager launches, and the all-reduce is left."""
+    file = tmp_path / "server.log"
+    file.write_text(log(graph=True))
+    w = weights(document(capsys, str(file), "--hardware", "8x-rtx-pro-6000", "--decode-ms", "12.1"))
+    assert w["verify-eager"] < 0.05
+    assert max(w, key=lambda k: w[k]) == "allreduce-steep"
+
+
+def test_a_queue_means_admission(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "server.log"
+    file.write_text(log(graph=True, batch=32, queue=60, lines=30))
+    d = document(capsys, str(file))
+    assert d["hypotheses"][0]["id"] == "admission-cap"
+    assert any("limited by admission" in f for f in d["facts"])
+
+
+def test_an_unknown_model_is_no_obstacle(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "server.log"
+    file.write_text(log(model="someone/secret-model"))
+    for more in ((), ("--hardware", "8x-h100")):
+        d = document(capsys, str(file), *more)
+        assert d["scenario"] is None
+        assert d["hypotheses"][0]["id"] == "verify-eager"
+        assert d["hypotheses"][0]["predicts"] == {"decode_ms": None, "verify_ms": None}
+
+
+def test_a_log_that_never_accepts_is_called_broken(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "server.log"
+    file.write_text(log().replace("accept len: 1.80", "accept len: 1.00").replace("rate: 0.40", "rate: 0.00"))
+    d = document(capsys, str(file))
+    assert any("broken" in f for f in d["facts"])
+
+
+def test_nccl_tests_output_counts(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """150 us at 43,008 bytes is what a steep all-reduce would show."""
+    record = {
+        "schema": "specsim.record/1", "kind": "observation", "name": "nccl", "date": "2026-03-01",
+        "samples": [{"operator": "allreduce", "bytes": n, "us": t, "in_graph": True} for n, t in ((14336, 29.0), (43008, 150.0))],
+    }  # fmt: skip
+    file = tmp_path / "nccl.json"
+    file.write_text(json.dumps(record))
+    w = weights(
+        document(
+            capsys,
+            str(file),
+            *FIELD,
+            "--hardware",
+            "8x-rtx-pro-6000",
+            "--model",
+            "Kimi-K2.5",
+            "--tp",
+            "8",
+            "--method",
+            "eagle3",
+        )
+    )
+    assert w["allreduce-steep"] > 0.9
+
+
+# --- bad input -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "nothing was observed"),
+        (("--decode-ms", "-3"), "--decode-ms"),
+        (("--decode-ms", "nan"), "--decode-ms"),
+        (("--verify-ms", "0"), "--verify-ms"),
+        (("--decode-ms", "fast"), "fast"),
+        (("--decode-ms", "12", "--decode-at", "3"), "BATCH=MS"),
+        (("--decode-ms", "12", "--decode-at", "3=0"), "3=0"),
+        (("--decode-ms", "12", "--decode-at", "0=3"), "0=3"),
+        (("--decode-ms", "12", "--decode-tokens-per-s", "80"), "twice"),
+        (("--verify-ms", "12", "--method", "none"), "does not speculate"),
+        (("--tokens-per-s", "60"), "--accept-length"),
+        (("--decode-ms", "12", "--result", "grph-flag=true"), "graph-flag"),
+        (("--decode-ms", "12", "--result", "graph-flag=maybe"), "maybe"),
+        (("--decode-ms", "12", "--result", "nccl-tests=30"), "2 values"),
+        (("--decode-ms", "12", "--result", "nccl-tests=30,x"), "'x'"),
+        (("--decode-ms", "12", "--noise", "0"), "--noise"),
+        (("--decode-ms", "12", "--hardware", "8x-nothing"), "8x-nothing"),
+        (("no-such.log",), "no-such.log"),
+    ],
+)
+def test_bad_input_is_one_clear_line(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], said: str) -> None:
+    code, out, err = run(capsys, *arguments)
+    assert code == 2
+    assert not out
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert said in err
+
+
+def test_the_wrong_box_is_noticed(capsys: pytest.CaptureFixture[str]) -> None:
+    d = document(capsys, "--decode-ms", "90", "--verify-ms", "1", "--draft-tokens", "3")
+    assert any("nothing explains" in w for w in d["warnings"])
+
+
+# --- the faults and the arithmetic -----------------------------------------------------------------------------------
+
+
+def test_every_fault_only_slows() -> None:
+    """No fault makes a decode, a verify or a cycle faster than on the same box without it."""
+    boxes = Boxes(build(hardware="8x-rtx-pro-6000", batch=64, draft_tokens=4), 200)
+    for kind, tokens in (("decode", 1), ("verify", 4)):
+        probe = Probe(kind, batch=64, tokens=tokens)
+        healthy = boxes.predict(probe, BY_ID["weak-drafter"])
+        for fault in FAULTS:
+            if fault.id not in ("admission-cap", "verify-eager"):  # fewer requests; an eager pass has no graph's launch
+                assert np.all(boxes.predict(probe, fault) >= healthy * (1 - 1e-9)), (fault.id, kind)
+
+
+def test_a_fault_leaves_alone_what_it_does_not_touch() -> None:
+    boxes = Boxes(build(hardware="8x-rtx-pro-6000", draft_tokens=3), 100)
+    decode, verify = Probe("decode"), Probe("verify", tokens=3)
+    healthy = BY_ID["weak-drafter"]
+    for name in ("verify-eager", "verify-attention", "host-gap", "batch-padding", "draft-eager", "admission-cap"):
+        assert np.array_equal(boxes.predict(decode, BY_ID[name]), boxes.predict(decode, healthy)), name
+    for name in ("draft-eager", "acceptance-definition"):
+        assert np.array_equal(boxes.predict(verify, BY_ID[name]), boxes.predict(verify, healthy)), name
+
+
+def test_one_gpu_has_no_allreduce_and_a_dense_model_no_experts() -> None:
+    d = diagnose(small_scenario(), [Observation(Probe("decode"), 1.0), Observation(Probe("verify", tokens=3), 2.0)])
+    w = {h.fault.id: h.weight for h in d.hypotheses}
+    assert w["allreduce-steep"] == 0
+    assert w["experts-slow"] == 0
+    assert not any(r.id == "better-allreduce" for r in d.remedies)
+    assert not any(a.experiment.id.startswith("nccl") for a in d.experiments)
+
+
+def test_a_flag_alone_weighs_by_bayes() -> None:
+    """P(eager | no graph) = 0.18 x 0.98 / (0.18 x 0.98 + (total - 0.18) x 0.02)."""
+    d = diagnose(None, [Observation(Probe("yes", name="verify-graph"), 0.0)])
+    total = sum(f.prior for f in FAULTS)
+    right = 0.18 * (1 - BY_ID["verify-eager"].chances["verify-graph"])
+    wrong = (total - 0.18) * (1 - CHANCES["verify-graph"])
+    assert d.hypotheses[0].fault.id == "verify-eager"
+    assert d.hypotheses[0].weight == pytest.approx(right / (right + wrong))
+
+
+def test_information_is_between_nothing_and_the_entropy() -> None:
+    s = build(hardware="8x-rtx-pro-6000", draft_tokens=3)
+    found = posterior(s, [Observation(Probe("decode"), 12.1), Observation(Probe("verify", tokens=3), 29.5)])
+    w = np.array([x for x in found.weights.values() if x > 0])
+    entropy = float(-np.sum(w * np.log2(w)))
+    for a in appraise(found, candidates(s)):
+        assert 0 <= a.bits <= entropy + 0.05, a.experiment.id
+
+
+@settings(max_examples=6, deadline=None)
+@given(
+    decode=st.floats(1.0, 200.0),
+    ratio=st.floats(0.5, 20.0),
+    d=st.integers(2, 8),
+    batch=st.sampled_from([1, 7, 64, 300]),
+    engine=st.sampled_from(["sglang", "vllm"]),
+)
+def test_any_pair_of_times_gives_a_sound_document(decode: float, ratio: float, d: int, batch: int, engine: str) -> None:
+    s = build(model="Qwen3-30B-A3B", hardware="8x-h100", tp=2, engine=engine, batch=batch, draft_tokens=d)
+    seen = [
+        Observation(Probe("decode", batch=batch), decode),
+        Observation(Probe("verify", batch=batch, tokens=d), decode * ratio),
+    ]
+    found = diagnose(s, seen).json()
+    json.dumps(found, allow_nan=False)
+    assert sum(h["weight"] for h in found["hypotheses"]) == pytest.approx(1, abs=1e-4)
+    assert all(e["bits"] >= 0 and e["minutes"] > 0 for e in found["experiments"])
+
+
+# --- the study, small; benchmarks/diagnose_study.py runs 300 boxes ---------------------------------------------------
+
+
+def test_known_faults_are_found_and_weights_are_honest() -> None:
+    spec = importlib.util.spec_from_file_location("diagnose_study", ROOT / "benchmarks" / "diagnose_study.py")
+    assert spec is not None
+    assert spec.loader is not None
+    study = importlib.util.module_from_spec(spec)
+    import sys
+
+    sys.modules["diagnose_study"] = study
+    spec.loader.exec_module(study)
+    tally = study.study(boxes=36, samples=4096)
+    assert tally.share(2) >= 0.72
+    assert tally.share(0) < tally.share(2)
+    mean, true, n = tally.calibration(0.5, 1.01)
+    assert n > 30
+    assert abs(mean - true) < 0.15
+
+
+# --- the page of the field case ----------------------------------------------------------------------------------------
+
+
+def _commands() -> list[tuple[str, str]]:
+    """(command, output) of every console block of docs/field-case.md."""
+    text = (ROOT / "docs" / "field-case.md").read_text(encoding="utf-8")
+    return re.findall(r"```console\n\$ specsim (.*?)\n(.*?)```", text, re.DOTALL)
+
+
+@pytest.mark.parametrize(("command", "output"), _commands())
+def test_the_field_case_page_shows_what_is_printed(
+    command: str, output: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each line of the page's output is printed, in order; "..." stands for lines left out. Numbers may move a little
+    when a profile is measured again: they are compared within 10 %."""
+    monkeypatch.chdir(tmp_path)
+    Path("server.log").write_text(log(graph=False))
+    with pytest.raises(SystemExit) as stop:
+        main(shlex.split(command))
+    assert not stop.value.code
+    printed = iter(capsys.readouterr().out.split("\n"))
+    for line in output.split("\n"):
+        if line.strip() and line.strip() != "...":
+            assert any(_alike(line, other) for other in printed), f"not printed: {line}"
+
+
+NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
+
+
+def _alike(a: str, b: str) -> bool:
+    if re.sub(r"\s+", " ", NUMBER.sub("#", a)).strip() != re.sub(r"\s+", " ", NUMBER.sub("#", b)).strip():
+        return False
+    pairs = zip(NUMBER.findall(a), NUMBER.findall(b), strict=True)
+    return all(abs(_value(x) - _value(y)) <= 0.1 * abs(_value(x)) + 3 for x, y in pairs)
+
+
+def _value(text: str) -> float:
+    try:
+        return float(text.replace(",", ""))
+    except ValueError:
+        return 0.0
