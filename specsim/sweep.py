@@ -35,7 +35,13 @@ DRAFTING = ("method", "draft", "topk", "num_steps")  # options that make setting
 COST_VALUES = 2**17  # (cell, setting) pairs priced at once
 BLOCK_ROWS = 2**20  # configurations at once
 TASK_ROWS = 2**22  # configurations a task
-SHOWN = {"batch": 32, "context": 12, "acceptance": 12}  # values of an axis that maps and fronts keep, evenly thinned
+MOST_CASES = 2000
+# Values of an axis that maps and fronts keep, evenly thinned, by the number of cases: what is kept stays in tens of MB.
+SHOWN = (
+    (40, {"batch": 32, "context": 12, "acceptance": 12, "front": 256}),
+    (400, {"batch": 12, "context": 4, "acceptance": 4, "front": 64}),
+    (MOST_CASES, {"batch": 4, "context": 2, "acceptance": 2, "front": 16}),
+)
 
 
 @dataclass(frozen=True)
@@ -373,9 +379,11 @@ def blocks(spec: Spec, task: Task) -> Iterator[Block]:
 # --- what is kept ---------------------------------------------------------------------------------------------------
 
 
-def shown(count: int, axis: str) -> NDArray[np.int64]:
-    """Places of an axis of `count` values that maps keep: all, or as many as `SHOWN` allows, evenly."""
-    return np.unique(np.linspace(0, count - 1, min(count, SHOWN[axis])).round().astype(np.int64))
+def shown(spec: Spec, axis: str) -> NDArray[np.int64]:
+    """Places of an axis ("front": of the batches, in fronts) that maps keep: all, or as many as `SHOWN` allows, evenly."""
+    count = len(spec.batch if axis == "front" else getattr(spec, axis))
+    most = next(limits for cases, limits in SHOWN if len(spec.cases) <= cases)[axis]
+    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.int64))
 
 
 @dataclass
@@ -419,11 +427,7 @@ def front(points: Iterable[list[float]]) -> list[list[float]]:
 def digest(spec: Spec, task: Task) -> Digest:
     """All that is kept of one task."""
     out = Digest()
-    keep = {
-        "batch": shown(len(spec.batch), "batch"),
-        "context": shown(len(spec.context), "context"),
-        "acceptance": shown(len(spec.acceptance), "acceptance"),
-    }
+    keep = {axis: shown(spec, axis) for axis in ("batch", "context", "acceptance", "front")}
     for block in blocks(spec, task):
         out.add(_digest_of(block, spec, task.case, keep))
     return out
@@ -467,7 +471,7 @@ def _digest_of(b: Block, spec: Spec, index: int, keep: Mapping[str, NDArray[np.i
         for i in cells.tolist()
         for j in kept.tolist()
     ]
-    out.fronts = _fronts(b, index, keep["context"], kept)
+    out.fronts = _fronts(b, index, keep["front"], keep["context"], kept)
     return out
 
 
@@ -492,14 +496,15 @@ def _breakeven(b: Block, index: int, cells: NDArray[np.int64]) -> list[dict[str,
 
 
 def _fronts(
-    b: Block, index: int, contexts: NDArray[np.int64], acceptances: NDArray[np.int64]
+    b: Block, index: int, batches: NDArray[np.int64], contexts: NDArray[np.int64], acceptances: NDArray[np.int64]
 ) -> dict[str, list[list[float]]]:
-    """Fronts of ms a token against tokens a second and GPU, one a shown context and acceptance; every batch counts."""
+    """Fronts of ms a token against tokens a second and GPU, one a shown context and acceptance."""
     gpus = b.case.scenario.parallel.tp
     m = len(b.case.settings)
     out = {}
+    wanted = np.isin(b.batch_at, batches)
     for c in contexts[np.isin(contexts, b.context_at)].tolist():
-        here = np.flatnonzero(b.context_at == c)
+        here = np.flatnonzero(wanted & (b.context_at == c))
         cycle = np.concatenate([b.cycle[here], b.decode[here, None]], axis=1)
         for j in acceptances.tolist():
             length = np.append(b.lengths[:, j], 1.0)

@@ -18,7 +18,7 @@ from typing import Any
 from specsim import fanout
 from specsim.errors import InputError, WorkError
 from specsim.files import write_atomically
-from specsim.sweep import SHOWN, Case, Digest, Spec, Task, built, digest, front, tasks_of
+from specsim.sweep import MOST_CASES, Case, Digest, Spec, Task, built, digest, front, shown, tasks_of
 from specsim.sweep_rows import check_target, join_parts, records, write_part
 
 SCHEMA = "specsim.sweep/1"
@@ -128,9 +128,10 @@ def run(
         warnings.append(
             f"{kept.unreachable:,} configurations ask for a longer accept length than their draft tokens allow: left out"
         )
-    for axis, values in (("batch", spec.batch), ("context", spec.context), ("acceptance", spec.acceptance)):
-        if len(values) > SHOWN[axis]:
-            warnings.append(f"maps show {SHOWN[axis]} of the {len(values):,} values of {axis}; rows hold all")
+    for axis in ("batch", "context", "acceptance"):
+        few, count = len(shown(spec, axis)), len(getattr(spec, axis))
+        if few < count:
+            warnings.append(f"maps show {few} of the {count:,} values of {axis}; rows hold all")
     if out is not None and folder is not None:
         parts = [_part(folder, task, kind) for task in tasks]
         missing = next((p for p in parts if not p.exists()), None)
@@ -146,6 +147,10 @@ def run(
 
 def _cases(spec: Spec) -> tuple[dict[int, Case], list[str]]:
     """The cases that can be built, and what is to be said of all."""
+    if len(spec.cases) > MOST_CASES:
+        raise InputError(
+            f"{len(spec.cases):,} cases", where="sweep", mend=f"{MOST_CASES:,} at most: make several sweeps of it"
+        )
     cases: dict[int, Case] = {}
     warnings: list[str] = []
     failure: InputError | None = None

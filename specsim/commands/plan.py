@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -25,6 +26,7 @@ LISTS = ("hardware", "tp", "ep", "draft_tokens")
 DRAFT_TOKENS = (2, 3, 4, 5, 6, 7, 8)
 CONTEXTS = (1024, 4096, 16384, 65536)
 INPUT, OUTPUT = 1024, 256
+PLAIN = 300_000  # decode steps of a sequence: plain Python is done with them before a kernel is compiled
 
 
 def lists_of_some(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -263,7 +265,16 @@ def _simulate(found: Plan, own: dict[str, Any]) -> dict[str, Any] | None:
         inputs, outputs = Lengths(round(found.requests.input_tokens)), Lengths(round(found.requests.output_tokens))
         load = synthetic(own["num_requests"], inputs, outputs, found.rate / best.replicas, seed=own["seed"])
     targets = {"ttft": found.targets.ttft_ms, "tpot": found.targets.tpot_ms}
-    run = simulate(server, load, seed=own["seed"], targets_ms={k: v for k, v in targets.items() if v is not None})
+    count = own["num_requests"] if own["trace"] is None else math.inf
+    plain = count * found.requests.output_tokens / server.accept_length < PLAIN
+    compiled = False if plain else None
+    run = simulate(
+        server,
+        load,
+        compiled=compiled,
+        seed=own["seed"],
+        targets_ms={k: v for k, v in targets.items() if v is not None},
+    )
     m = run.metrics
     out: dict[str, Any] = {"requests": m.completed, "mean_batch": m.mean_batch, "utilisation": m.utilisation}
     for name in ("ttft", "tpot"):

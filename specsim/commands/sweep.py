@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -86,7 +87,7 @@ def command(
 def spec_of(options: dict[str, Any]) -> Spec:
     """The sweep of a command's options. Raises InputError."""
     from specsim.errors import InputError
-    from specsim.sweep import DRAFTING, Spec
+    from specsim.sweep import DRAFTING, MOST_CASES, Spec
 
     given = {k: v for k, v in options.items() if v is not None and v != ()}
     lists = {k: _values(k, v) for k, v in given.items() if k in TYPES}
@@ -97,10 +98,11 @@ def spec_of(options: dict[str, Any]) -> Spec:
     single = {k: v for k, v in given.items() if k not in TYPES}
     outer = [k for k in lists if k not in (*DRAFTING, *ACCEPTANCE, "batch", "context", "draft_tokens")]
     drafting = [k for k in lists if k in DRAFTING]
+    count = math.prod(len(lists[k]) for k in outer)
+    if count > MOST_CASES or math.prod(len(lists[k]) for k in drafting) > MOST_CASES:
+        raise InputError(f"{count:,} cases", where="sweep", mend=f"{MOST_CASES:,} at most: make several sweeps of it")
     cases = [{**single, **dict(zip(outer, values, strict=True))} for values in product(*(lists[k] for k in outer))]
     draftings = [dict(zip(drafting, values, strict=True)) for values in product(*(lists[k] for k in drafting))]
-    if len(cases) * len(draftings) > 100_000:
-        raise InputError(f"{len(cases) * len(draftings):,} cases", where="sweep", mend="shorten the lists of other options than batch, context, draft tokens and acceptance")  # fmt: skip
     kind = ACCEPTANCE[kinds[0]] if kinds else ""
     if kind == "rate" and not all(0 <= a <= 1 for a in lists["accept_rate"]):
         raise InputError("has values outside [0, 1]", where="--accept-rate", mend="give fractions")
