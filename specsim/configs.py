@@ -14,7 +14,7 @@ from typing import Any
 
 from specsim.drafters import Drafter, draft_kind, read_drafter
 from specsim.errors import InputError, did_you_mean
-from specsim.families import FAMILIES, Builder, Family
+from specsim.families import EXPERT_COUNTS, FAMILIES, Builder, Family
 from specsim.files import read_json
 from specsim.formats import Scheme, read_dtype, read_expert_dtype, read_scheme
 from specsim.keys import Keys
@@ -34,7 +34,8 @@ _ASIDE = frozenset({"vision_config", "audio_config", "video_config", "vision_tow
                     "compression_config", "quantization", "rope_scaling", "rope_parameters", "auto_map",
                     "generation_config", "talker_config", "token2wav_config", "audio_encoder_config", "id2label",
                     "label2id", "task_specific_params", "img_token_compression_config", "speculators_config"})  # fmt: skip
-_EXPERT_WORD = re.compile(r"expert|moe", re.IGNORECASE)
+_EXPERT_WORD = re.compile(r"expert|moe|mixture|router|routed", re.IGNORECASE)
+_NAME_WORD = re.compile(r"name|path|class|target|verifier|model|version|repo|url")  # "ffn_type": "moe" is none
 # Expert keys that change how experts are trained or chosen, not how many or how large they are.
 _HARMLESS = re.compile(
     r"coef|factor|scal|loss|dtype|activation|func|bias|norm|temperature|jitter|eps|group|capacity|noise|init|scor|"
@@ -121,7 +122,7 @@ def _locate(name_or_path: str) -> Path:
             if not (path / "config.json").is_file():
                 raise InputError("the folder holds no config.json", where=name_or_path, mend="give the model's folder")
             return path / "config.json"
-        if path.is_file():
+        if path.exists():  # a pipe too, as a shell's <(...) gives it
             return path
     except (OSError, ValueError):  # too long a name, a null byte
         raise InputError("is no path", where=repr(name_or_path[:60]), mend="give a preset's name or a path") from None
@@ -160,7 +161,10 @@ def _side_quant(path: Path) -> dict[str, Any] | None:
 
 def _as_object(value: Any, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise InputError(f"is a {type(value).__name__}, not an object", where=where, mend="give a model's config.json")
+        kind = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null"}
+        raise InputError(
+            f"is {kind.get(type(value), 'a number')}, not an object", where=where, mend="give a model's config.json"
+        )
     return value
 
 
@@ -321,7 +325,10 @@ def _family(root: Keys, text: Keys) -> tuple[str, Family, list[str]]:
     """(model type, family, warnings). An unknown type is read as a Llama, with a warning."""
     named = text.text("model_type") or root.text("model_type")
     if named in FAMILIES:
-        return named, FAMILIES[named], []
+        family = FAMILIES[named]
+        architectures = f"{_architecture(root, text)} {_architecture(text, root)}".lower()
+        uncounted = "moe" in architectures and not any(text.has(n) for n in EXPERT_COUNTS)
+        return named, replace(family, moe=True) if uncounted else family, []
     plain = {key.replace("_", ""): key for key in FAMILIES}
     for name in (_architecture(text, root), _architecture(root, text)):
         short = re.sub(r"(Text|Flash)?(ForCausalLM|ForConditionalGeneration).*|Sparse.*|Model$", "", name).lower()
@@ -420,7 +427,8 @@ def _refuse_unread_experts(root: Keys, has_experts: bool) -> None:
     """Refuse a key about experts that no reader used and that would change the model."""
     for path, value in _walk(root):
         key = path.rsplit(".", 1)[-1]
-        if not _EXPERT_WORD.search(path) or _HARMLESS.search(key):
+        said = isinstance(value, str) and not has_experts and _EXPERT_WORD.search(value) and not _NAME_WORD.search(key)
+        if not (said or _EXPERT_WORD.search(path)) or _HARMLESS.search(key):
             continue
         if isinstance(value, bool):
             matters = value and not has_experts

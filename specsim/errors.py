@@ -7,6 +7,8 @@ SpecsimError
 
 from __future__ import annotations
 
+LISTED = 20  # names that an error line lists at most
+
 
 class SpecsimError(Exception):
     """Base of all errors that the command line prints as one line."""
@@ -29,9 +31,9 @@ class WorkError(SpecsimError):
 
 
 def did_you_mean(name: str, known: list[str] | tuple[str, ...]) -> str:
-    """The mend for an unknown name: the nearest known one, else all of them."""
+    """The mend for an unknown name: the nearest known one, and the known ones, as many as a line holds."""
     import difflib
 
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    listing = ", ".join(known)
+    listing = ", ".join(known[:LISTED]) + (f" and {len(known) - LISTED} more" if len(known) > LISTED else "")
     return f"did you mean {near[0]!r}? (known: {listing})" if near else f"known: {listing}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import tempfile
@@ -14,13 +15,18 @@ MAX_BYTES = 64 * 2**20  # configs and profiles are small; a larger file is a mis
 
 
 def read_text(path: Path, what: str, limit: int = MAX_BYTES) -> str:
-    """The file's text. Raises InputError when it is missing, a folder, too large or not UTF-8."""
+    """The file's text, also of a pipe or a device. Raises InputError when it is missing, a folder, larger than `limit`
+    bytes (of which no more are read: a device has no size, and may have no end) or not UTF-8."""
     try:
         if path.is_dir():
             raise InputError(f"is a folder, not a {what}", where=str(path), mend="give a file")
-        if path.stat().st_size > limit:
-            raise InputError(f"is larger than {limit >> 20} MiB", where=str(path), mend=f"give a {what}")
-        return path.read_text(encoding="utf-8-sig")
+        raw = b""
+        if path.stat().st_size <= limit:
+            with path.open("rb") as file:
+                raw = file.read(limit + 1)
+            if len(raw) <= limit:
+                return io.TextIOWrapper(io.BytesIO(raw), encoding="utf-8-sig").read()
+        raise InputError(f"is larger than {limit >> 20} MiB", where=str(path), mend=f"give a {what}")
     except FileNotFoundError:
         raise InputError(f"no such {what}", where=str(path), mend="check the path") from None
     except UnicodeDecodeError as error:

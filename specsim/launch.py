@@ -75,6 +75,7 @@ def read_launch(
     numbers = tuple(map(int, release.version.split(".")))
     read = _Reader(values, positional, parts.env, notes, numbers, architecture)
     options = _sglang(read) if engine == "sglang" else _vllm(read)
+    _not_modelled(options, read)
     if version is not None:
         options["version"] = release.version
     elif tag:
@@ -394,6 +395,24 @@ def _plain(engine: str, read: _Reader) -> dict[str, Any]:
     return _present(options)
 
 
+def _not_modelled(options: Mapping[str, Any], read: _Reader) -> None:
+    """Note what the line decides and no cost follows."""
+    if options.get("pp", 1) > 1:
+        read.note(
+            f"pipeline parallelism is not modelled: all layers are priced on one stage, not cut in {options['pp']}"
+        )
+    cache = str(options.get("kv_cache_dtype", "auto"))
+    if cache not in ("auto", "bf16", "bfloat16") and not cache.startswith("fp8"):
+        read.note(f"--kv-cache-dtype {cache} is not modelled: the cache is priced as the model's config.json has it")
+    kind = str(options.get("dtype", "auto"))
+    if kind not in ("auto", "bfloat16", "float16", "half"):
+        read.note(f"--dtype {kind} is not modelled: weights are priced as the model's config.json has them")
+    if options.get("draft_tp", options.get("tp", 1)) != options.get("tp", 1):
+        read.note(
+            f"draft_tensor_parallel_size {options['draft_tp']} is not modelled: the draft is cut as the target is"
+        )
+
+
 def _sglang(read: _Reader) -> dict[str, Any]:
     tp, dp = read.whole("--tp-size") or 1, read.whole("--dp-size") or 1
     options = _plain("sglang", read)
@@ -483,9 +502,11 @@ def _sglang_speculation(options: dict[str, Any], read: _Reader) -> None:
         read.note("--speculative-algorithm LOOKAHEAD: its name is NGRAM in described releases")
     options["method"] = method
     if name in ("DFLASH", "DSPARK", "UNO"):
+        # SGLang calls the one pass over a block one step; a scenario's num_steps is the depth, which follows the block
         block = read.whole(f"--speculative-{name.lower()}-block-size") or tokens
-        options.update(_present({"num_steps": 1, "topk": 1, "draft_tokens": block}))
-        read.note(f"--speculative-algorithm {name}: steps and topk are forced to 1; a block is drafted in one pass")
+        options.update(_present({"topk": 1, "draft_tokens": block}))
+        said = "" if block else ", and verified whole: the drafter's config says how long it is"
+        read.note(f"--speculative-algorithm {name}: a block is drafted in one pass{said}")
     elif method == "ngram":
         tokens = tokens or 12
         breadth = read.whole("--speculative-ngram-max-bfs-breadth") or 10

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from specsim.forward import STATE_BYTES, Parallel, weight_bytes
-from specsim.models import Model
+from specsim.models import Attention, Model
 from specsim.scenarios import Scenario
 
 RESERVE = 0.08  # share of a GPU that graphs, activations, the CUDA context and fragmentation take; assumed
@@ -30,9 +31,9 @@ def memory(s: Scenario) -> Memory:
     """Bytes a rank needs for the scenario's largest batch and context."""
     models = [s.model] if s.draft is None else [s.model, s.draft]
     weights = sum(rank_weights(m, s.parallel) for m in models)
-    tokens = float(np.max(s.context + s.draft_tokens)) * float(np.max(np.ceil(s.batch / s.parallel.dp)))
+    tokens = float(np.max(s.context + s.draft_tokens))
     sequences = float(np.max(np.ceil(s.batch / s.parallel.dp)))
-    kv = sum(tokens * rank_kv_per_token(m, s.parallel) + sequences * rank_state(m, s.parallel) for m in models)
+    kv = sequences * sum(rank_kv(m, s.parallel, tokens) + rank_state(m, s.parallel) for m in models)
     return Memory(weights, kv, s.profile.gpu.memory_gb * 1e9)
 
 
@@ -53,20 +54,30 @@ def rank_weights(model: Model, parallel: Parallel) -> float:
     total += vocabulary * model.embedding_format.bytes / tp
     if not model.tied:
         total += weight_bytes(model.head, tp)
-    if model.draft and model.draft.fc:
-        total += weight_bytes(model.draft.fc, 1)
-    return total + model.other_bytes / tp
+    total += sum(weight_bytes(p, 1) for p in model.draft_projections())
+    return total + 2.0 * model.final_norm_parameters + model.other_bytes / tp
+
+
+def rank_kv(model: Model, parallel: Parallel, tokens: float) -> float:
+    """KV bytes that a sequence of `tokens` tokens takes on one rank: layers with a window keep that many at most."""
+    return sum(
+        each * (tokens if a.window is None or a.compress > 1 else min(tokens, a.window))
+        for a, each in _kv_by_layer(model, parallel)
+    )
 
 
 def rank_kv_per_token(model: Model, parallel: Parallel) -> float:
-    """KV bytes one token takes on one rank, full-attention layers as all others: a window saves at most what it cuts."""
-    total = 0.0
+    """KV bytes that one token takes on one rank while it is in every layer's window."""
+    return sum(each for _, each in _kv_by_layer(model, parallel))
+
+
+def _kv_by_layer(model: Model, parallel: Parallel) -> Iterator[tuple[Attention, float]]:
+    """(attention, KV bytes one token takes on one rank) of each run of layers."""
     for layer, n in model.layers:
         if layer.attention is not None:
             a = layer.attention
             share = 1.0 if a.kind == "mla" or not a.kv_heads else max(1.0, a.kv_heads / parallel.attention) / a.kv_heads
-            total += n * a.kv_values_per_token() * share
-    return total * model.kv_format.bytes
+            yield a, n * a.kv_values_per_token() * share * model.kv_format.bytes
 
 
 def rank_state(model: Model, parallel: Parallel) -> float:

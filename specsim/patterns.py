@@ -57,7 +57,7 @@ def has_experts(keys: Keys, family: Family) -> bool:
     moe = family.moe or (not counts and "moe" in keys.text("model_type").lower())
     if chosen or moe:
         key, state = (counts[0], f"is {keys.get(counts[0])}") if counts else (EXPERT_COUNTS[1], "the key is missing")
-        reason = f"{chosen} says that this one has" if chosen else f"every {keys.text('model_type')} model has them"
+        reason = f"{chosen} says that this one has" if chosen else "its architecture has them"
         raise keys.fail(key, f"{state}: experts cannot be counted, but {reason}",
                         f"give the number of experts ({', '.join(EXPERT_COUNTS)})")  # fmt: skip
     return False
@@ -294,6 +294,9 @@ def _ffns(keys: Keys, family: Family, n: int, drafter: bool) -> list[str]:
         return ["dense"] * n
     if keys.flag("enable_moe_block"):
         return ["both"] * n
+    for name in ("use_residual", "parallel_attn_mlp_res"):  # Arctic
+        if keys.flag(name):
+            raise keys.fail(name, "a dense feed-forward beside the experts is not supported", "use another model")
     moe = [True] * n
     if (types := keys.items("mlp_layer_types", n)) is not None:
         for name in types:

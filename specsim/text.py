@@ -23,7 +23,7 @@ def headline(p: Prediction) -> str:
     )
     return (
         f"{s.model.name}{draft} on {s.profile.name}, {s.engine.name} {s.engine.version}, {cut}, "
-        f"batch {s.batch.reshape(-1)[0]:g}, context {s.context.reshape(-1)[0]:g}{d}"
+        f"batch {s.batch.reshape(-1)[0]:.0f}, context {s.context.reshape(-1)[0]:.0f}{d}"
     )
 
 

@@ -562,6 +562,27 @@ def test_an_expert_key_that_is_not_used_is_refused_by_name(key: str, value: Any)
     assert re.search(r"expert|moe", refusal(llama(64, 2, 4, 4, 128, 1000, **{key: value})))
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("router_top_k", 2),
+        ("mixture", {"count": 8}),
+        ("n_routed", 64),
+        ("ffn_type", "moe"),
+        ("ffn", {"kind": "mixture"}),
+    ],
+)
+def test_other_words_for_experts_are_hints_too(key: str, value: Any) -> None:
+    assert f"key '{key}" in refusal(llama(64, 2, 4, 4, 128, 1000) | {key: value})
+
+
+def test_the_name_of_a_moe_is_no_hint() -> None:
+    assert (
+        read(llama(64, 2, 4, 4, 128, 1000, target_model_name="some-moe", tokenizer_class="MoeTokenizer")).experts
+        is None
+    )
+
+
 @pytest.mark.parametrize("value", [None, 0, 1])
 def test_absent_experts_are_absent(value: int | None) -> None:
     model = read(llama(64, 2, 4, 4, 128, 1000, num_experts=value, num_experts_per_tok=value if value is None else 0))
@@ -573,8 +594,15 @@ def test_experts_beside_the_text_config_are_refused() -> None:
 
 
 def test_a_moe_architecture_without_experts_is_refused() -> None:
-    message = refusal(llama(64, 2, 4, 4, 128, 1000, model_type="new", architectures=["NewMoeForCausalLM"]))
-    assert "num_experts" in message
+    for known in ("new", "llama"):
+        message = refusal(llama(64, 2, 4, 4, 128, 1000, model_type=known, architectures=["NewMoEForCausalLM"]))
+        assert "num_experts" in message
+
+
+@pytest.mark.parametrize("key", ["use_residual", "parallel_attn_mlp_res"])
+def test_a_dense_branch_beside_experts_is_not_dropped(key: str) -> None:
+    config = llama(64, 2, 4, 4, 128, 1000, num_local_experts=8, num_experts_per_tok=2, **{key: True})
+    assert key in refusal(config)
 
 
 def test_two_counts_must_agree() -> None:
@@ -658,7 +686,7 @@ def test_presets_folders_and_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [("{", ["not JSON", "line 1"]), ('{\n "a": 1,\n}', ["not JSON", "line 3"]), ("[1]", ["list", "object"]),
-     ("3", ["object"]), ("", ["not JSON"]), ("{}", ["hidden_size"]), ("[" * 5000, ["nested"])],
+     ("3", ["a number", "object"]), ("null", ["is null", "object"]), ("", ["not JSON"]), ("{}", ["hidden_size"]), ("[" * 5000, ["nested"])],
 )  # fmt: skip
 def test_bad_files_are_refused(tmp_path: Path, content: str, words: list[str]) -> None:
     path = tmp_path / "config.json"

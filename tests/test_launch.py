@@ -223,6 +223,14 @@ class TestSglang:
     def test_methods(self, flags: str, method: str) -> None:
         assert sglang(f"--model-path m --speculative-algorithm {flags}")["method"] == method
 
+    @pytest.mark.parametrize("algorithm", ["DFLASH", "DSPARK"])
+    def test_a_block_is_as_long_as_the_line_or_the_drafter_says(self, algorithm: str) -> None:
+        """SGLang's single step of a block drafter is no depth: a scenario takes it from the block."""
+        line = f"--speculative-algorithm {algorithm} --speculative-draft-model-path d"
+        assert not {"num_steps", "draft_tokens"} & set(sglang(line))
+        assert sglang(f"{line} --speculative-num-draft-tokens 8")["draft_tokens"] == 8
+        assert sglang(f"{line} --speculative-{algorithm.lower()}-block-size 6")["draft_tokens"] == 6
+
     def test_no_algorithm_no_speculation(self) -> None:
         line = EAGLE3.replace("--speculative-algorithm EAGLE3", "")
         assert sglang(line)["method"] == "none"
@@ -481,3 +489,24 @@ class TestFuzz:
             _read("vllm", line)
         with pytest.raises(InputError, match="longer than"):
             read_launch("sglang", "x" * 300_000)
+
+
+@pytest.mark.parametrize(
+    ("engine", "flags", "words"),
+    [
+        ("sglang", "--pp-size 4 --tp 2", "pipeline parallelism"),
+        ("vllm", "-pp 2", "pipeline parallelism"),
+        ("sglang", "--kv-cache-dtype fp4_e2m1", "kv-cache-dtype fp4_e2m1"),
+        ("sglang", "--dtype float32", "dtype float32"),
+        (
+            "vllm",
+            '-tp 4 --speculative-config \'{"model": "d", "num_speculative_tokens": 3, "draft_tensor_parallel_size": 1}\'',
+            "draft_tensor_parallel_size 1",
+        ),
+    ],
+)
+def test_what_no_cost_follows_from_is_said(engine: str, flags: str, words: str) -> None:
+    said = notes(engine, f"m {flags}" if engine == "vllm" else f"--model-path m {flags}")
+    assert f"{words} is not modelled" in said
+    plain = "--dtype bfloat16 --kv-cache-dtype fp8_e4m3"
+    assert "not modelled" not in notes(engine, f"m {plain}" if engine == "vllm" else f"--model-path m {plain}")

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import specsim
 from specsim.cli import main
+from specsim.configs import PRESETS
 from specsim.prediction import predict
 from specsim.scenarios import PHASES, build
 
@@ -217,6 +218,39 @@ def test_bad_input_is_one_clear_line(name: str, capsys: pytest.CaptureFixture[st
     assert err.startswith("error: ")
     assert err.count("\n") == 1
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("option", ["--model", "--draft", "--hardware", "--method", "--sglang-args", "--vllm-args"])
+def test_an_empty_option_is_no_default(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A shell variable that is not set must not price the default scenario."""
+    code, out, err = run(capsys, "predict", option, "")
+    assert (code, out) == (2, "")
+    assert f"{option}: is empty" in err
+
+
+def test_a_launch_line_without_a_model_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, "predict", "--sglang-args", "--tp 8")
+    assert "names no model" in out
+
+
+def test_a_block_drafter_on_a_launch_line_verifies_its_block(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "--model-path Qwen/Qwen3-8B --speculative-algorithm DFLASH --speculative-draft-model-path qwen3-8b-dflash"
+    assert document(capsys, "--hardware", "1x-h200", "--sglang-args", line)["scenario"]["draft_tokens"] == 16
+
+
+def test_names_are_no_markup_and_numbers_are_whole(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder = tmp_path / "[red]:smile:[" / "b]"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text((PRESETS / "Qwen3-8B.json").read_text())
+    for arguments in (["models", "show", str(folder)], ["predict", "--hardware", "1x-h200", "--model", str(folder)]):
+        assert run(capsys, *arguments)[0] == 0
+    named = tmp_path / "[bold]:smile:[x].json"
+    named.write_text((PRESETS / "Qwen3-8B.json").read_text())
+    for arguments in (["models", "show"], ["predict", "--hardware", "1x-h200", "--context", "10m", "--model"]):
+        code, out, _ = run(capsys, *arguments, str(named))
+        assert code == 0
+        assert "[bold]:smile:[x]" in out
+    assert "context 10485760," in out or "context 10485760\n" in out
 
 
 @pytest.mark.parametrize(

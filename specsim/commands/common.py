@@ -25,7 +25,11 @@ def note(message: str) -> None:
 
 
 def console() -> Console:
-    """A rich console on standard output: colour only on a terminal and without NO_COLOR; width 80 elsewhere."""
+    """A rich console on standard output: colour only on a terminal and without NO_COLOR; width 100 elsewhere.
+
+    Text is printed as it is: names of models, boxes and files may hold what rich would take for markup or emoji.
+    """
     from rich.console import Console
 
-    return Console(width=None if sys.stdout.isatty() else 100, highlight=False)
+    width = None if sys.stdout.isatty() else 100
+    return Console(width=width, highlight=False, markup=False, emoji=False)

@@ -233,6 +233,8 @@ def _renamed(profile: Profile, name: str) -> Profile:
 
 def show(profile: Profile) -> None:
     """Print a profile for people."""
+    from rich.text import Text
+
     from specsim.profiles import latency_us
 
     out, references = console(), _References()
@@ -240,7 +242,7 @@ def show(profile: Profile) -> None:
     out.print(f"{profile.name}: {profile.description}", style="bold", soft_wrap=True)
     facts = [f"{profile.gpus} x {g.name}", f"link {profile.link}", f"{g.memory_gb:g} GB", f"{g.bandwidth_gb_s:g} GB/s"]
     facts += [f"{g.bf16_tflops:g} TFLOPS bf16"] + ([f"L2 {g.l2_mb:g} MB"] if g.l2_mb else [])
-    out.print(", ".join(facts) + f" [dim]{references.mark(g)}[/dim]", soft_wrap=True)
+    out.print(Text.assemble(", ".join(facts), (f" {references.mark(g)}", "dim")), soft_wrap=True)
 
     table = _table("operator class", "fixed us", "GB/s", "TFLOPS", "+-", "source", right=(1, 2, 3, 4))
     for name, rate in profile.operators.items():

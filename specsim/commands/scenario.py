@@ -103,7 +103,10 @@ def scenario_of(values: dict[str, Any]) -> Scenario:
     from specsim.scenarios import build
 
     options = {k: v for k, v in values.items() if v is not None and v != () and k not in ("sglang_args", "vllm_args")}
-    lines = [(engine, str(line)) for engine in ("sglang", "vllm") if (line := values.get(f"{engine}_args"))]
+    lines = [(engine, str(line)) for engine in ("sglang", "vllm") if (line := values.get(f"{engine}_args")) is not None]
+    for name, value in values.items():
+        if isinstance(value, str) and not value.strip():  # a shell variable that is not set
+            raise InputError("is empty", where="--" + name.replace("_", "-"), mend="give a value, or leave it out")
     if len(lines) > 1:
         raise InputError("two launch lines", where="--sglang-args and --vllm-args", mend="give one of them")
     notes: tuple[str, ...] = ()
@@ -119,6 +122,8 @@ def scenario_of(values: dict[str, Any]) -> Scenario:
             **options,
         }  # the engines' own defaults
         notes = launch.notes
+        if "model" not in options:
+            notes = (*notes, "the launch line names no model: the default one is priced")
         if launch.unknown:
             notes = (*notes, f"flags not known, left out: {', '.join(launch.unknown)}")
     scenario = build(**options)

@@ -1,0 +1,53 @@
+"""Reading files that are none: devices, pipes, what is too large or not text."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from specsim.configs import PRESETS, load_model
+from specsim.errors import LISTED, InputError, did_you_mean
+from specsim.files import read_text
+from specsim.profiles import load_profile
+from specsim.routing import parse
+
+
+@pytest.mark.parametrize("reader", [load_model, load_profile, parse])
+def test_a_device_without_end_is_refused(reader: object) -> None:
+    with pytest.raises(InputError, match="larger than"):
+        reader("/dev/zero")  # type: ignore[operator]
+
+
+def test_a_pipe_is_read(tmp_path: Path) -> None:
+    """As a shell's <(...) gives it."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    content = (PRESETS / "Qwen3-8B.json").read_text()
+    writer = threading.Thread(target=pipe.write_text, args=(content,))
+    writer.start()
+    model = load_model(str(pipe))
+    writer.join()
+    assert model.total_parameters == load_model("Qwen3-8B").total_parameters
+
+
+def test_limits_marks_and_line_ends(tmp_path: Path) -> None:
+    path = tmp_path / "text"
+    path.write_bytes(b"\xef\xbb\xbfa\r\nb\n")
+    assert read_text(path, "text") == "a\nb\n"
+    assert read_text(path, "text", limit=8) == "a\nb\n"
+    with pytest.raises(InputError, match="larger"):
+        read_text(path, "text", limit=7)
+    path.write_bytes(b"ab\xff")
+    with pytest.raises(InputError, match=r"not UTF-8 text \(byte 2\)"):
+        read_text(path, "text")
+
+
+def test_an_error_lists_as_many_names_as_a_line_holds() -> None:
+    names = [f"name-{i}" for i in range(100)]
+    listed = did_you_mean("name-99", names)
+    assert "did you mean 'name-99'" in listed
+    assert listed.count(",") == LISTED - 1
+    assert "80 more" in listed

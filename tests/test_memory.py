@@ -1,0 +1,49 @@
+"""What a rank's GPU memory holds, by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from builders import dense
+
+from specsim.configs import list_presets, load_model
+from specsim.forward import Parallel
+from specsim.memory import rank_kv, rank_kv_per_token, rank_weights
+from specsim.models import DraftShape, Projection
+
+
+def test_a_window_bounds_the_cache() -> None:
+    """4 layers x 2 x 8 KV heads x 64 values x 2 bytes = 8,192 bytes a token; a window of 128 keeps 128 tokens."""
+    assert rank_kv(dense(), Parallel(), 10_000) == 8192 * 10_000
+    assert rank_kv(dense(window=128), Parallel(), 10_000) == 8192 * 128
+    assert rank_kv(dense(window=128), Parallel(), 100) == 8192 * 100
+
+
+def test_alternate_windows_halve_the_cache_of_long_contexts() -> None:
+    """gpt-oss-120b: 18 of 36 layers keep 128 tokens."""
+    model = load_model("gpt-oss-120b")
+    each = rank_kv_per_token(model, Parallel()) / 2
+    assert rank_kv(model, Parallel(), 100_000) == pytest.approx(each * (100_000 + 128))
+
+
+def test_kv_heads_are_repeated_beyond_one_a_rank() -> None:
+    """8 KV heads: an eighth of the cache on each of 8 ranks, and no less on 16."""
+    assert rank_kv_per_token(dense(), Parallel(8)) == 8192 / 8
+    assert rank_kv_per_token(dense(), Parallel(16)) == 8192 / 8
+
+
+def test_the_matrices_a_drafter_runs_for_each_token_are_in_memory() -> None:
+    """A head of 100 x 1,000 in bf16 adds 200,000 bytes."""
+    head = Projection("markov_out", 100, 1000)
+    with_fc = replace(dense(), draft=DraftShape("dspark", Projection("fc", 64, 64), block=4))
+    with_both = replace(with_fc, draft=DraftShape("dspark", Projection("fc", 64, 64), block=4, token_heads=(head,)))
+    assert rank_weights(with_both, Parallel()) - rank_weights(with_fc, Parallel()) == 200_000
+
+
+@pytest.mark.parametrize("name", [p.name for p in list_presets()])
+def test_one_rank_holds_the_whole_model_and_more_ranks_no_less(name: str) -> None:
+    model = load_model(name)
+    assert rank_weights(model, Parallel()) == pytest.approx(model.weight_bytes, rel=1e-9)
+    for ranks in (2, 8):
+        assert ranks * rank_weights(model, Parallel(ranks)) >= model.weight_bytes * (1 - 1e-9)
