@@ -140,7 +140,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Plan:
-    """The answer: every choice, the cheapest first; those that meet no target last, the nearest miss first among them."""
+    """The answer: every choice: fewest GPUs first, then the fastest; those that miss their targets last, the nearest first."""
 
     rate: float
     requests: Requests
@@ -252,8 +252,10 @@ def _check(rate: float, requests: Requests, speedup: float, headroom: float) -> 
 
 
 def _order(c: Choice) -> tuple[Any, ...]:
-    met = c.replicas > 0
-    return (not met, c.gpus if met else c.miss, -c.rate_each / c.scenario.parallel.tp, c.draft_tokens)
+    """Fewest GPUs first, then the fastest; what misses its targets last, the nearest miss first."""
+    if not c.replicas or c.point is None:
+        return (True, c.miss, 0.0, c.draft_tokens)
+    return (False, c.gpus, float(c.point.tpot_s[0]), c.draft_tokens)
 
 
 def _choice(

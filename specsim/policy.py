@@ -45,7 +45,7 @@ def policies(
 ) -> list[Policy]:
     """Schedules for a scenario with acceptance that drafts chains, one a context at which at least one request fits.
 
-    Every choice is within `hysteresis` (a fraction) of the best at its batch.
+    Every choice is within `hysteresis` (a fraction) of the best at its batch, averaged over batches nearby (`_smooth`).
     """
     d = np.asarray([float(x) for x in draft_tokens])
     lanes, settings, lengths = [], [], []
@@ -65,9 +65,19 @@ def policies(
         worth = decode[:, 0, None] * case.lengths[:, 0] / cycle[:, 0, :]
         worth = np.concatenate([np.ones((most, 1)), worth], axis=1)
         drafted = [0, *(int(x) - 1 for x in d)]
-        rising, falling = _schedules(worth, drafted, hysteresis)
+        rising, falling = _schedules(_smooth(worth), drafted, hysteresis)
         out.append(Policy(int(context), hysteresis, rising, falling))
     return out
+
+
+def _smooth(worth: Array) -> Array:
+    """Worth averaged over the batches that a mean of n wavers between, n - root n to n + root n (from 4 up): graphs of
+    padded sizes favour single batches, which no server stays at."""
+    sums = np.vstack([np.zeros(worth.shape[1]), np.cumsum(worth, axis=0)])
+    n = np.arange(1, len(worth) + 1)
+    reach = np.where(n < 4, 0, np.sqrt(n).astype(int))
+    low, high = np.maximum(n - 1 - reach, 0), np.minimum(n + reach, len(worth))
+    return np.asarray((sums[high] - sums[low]) / (high - low)[:, None])
 
 
 def _schedules(worth: Array, drafted: Sequence[int], hysteresis: float) -> tuple[Ranges, Ranges]:

@@ -20,7 +20,17 @@ from specsim.acceptance import chain_length
 from specsim.errors import InputError
 from specsim.launch import read_launch
 from specsim.plan import Choice, Targets, plan
-from specsim.policy import Policy, _schedules, policies, said, sglang_adaptive, sglang_line, vllm_config, vllm_line
+from specsim.policy import (
+    Policy,
+    _schedules,
+    _smooth,
+    policies,
+    said,
+    sglang_adaptive,
+    sglang_line,
+    vllm_config,
+    vllm_line,
+)
 from specsim.prediction import machine_of, predict
 from specsim.scenarios import Scenario, build
 from specsim.simulation import simulate
@@ -172,7 +182,8 @@ def test_the_cheapest_comes_first_and_costs_what_it_says():
     """4 GPUs at 2 an hour make 20 x 300 tokens a second: 8 / (20 x 300 x 3600) x 1e6 = 0.3704 a million."""
     choices = planned(20, 500, 12)
     met = [c for c in choices if c.replicas]
-    assert [c.gpus for c in met] == sorted(c.gpus for c in met)
+    order = [(c.gpus, c.point.tpot_s[0]) for c in met]
+    assert order == sorted(order)
     assert choices[: len(met)] == met
     four = Choice(llama(1), None, replicas=4)
     assert four.cost_per_million(20, 300, 2.0) == pytest.approx(8 / (20 * 300 * 3600) * 1e6)
@@ -310,12 +321,22 @@ def test_policies_are_what_predictions_say():
     s = build(model="Kimi-K2.5", hardware="8x-pcie-field", draft_tokens=3, accept_rate=0.6)
     (p,) = policies(s, machine_of(s), (2, 3, 4), (2048,), 0.0)
     for first, last, k in p.rising:
-        for batch in (first, last):
+        for batch in {first, last} & {1, 2, 3}:  # from 4 on, neighbours count
             speedups = {0: 1.0}
             for d in (2, 3, 4):
                 one = build(model="Kimi-K2.5", hardware="8x-pcie-field", draft_tokens=d, accept_rate=0.6, batch=batch)
                 speedups[d - 1] = predict(one, samples=1).speedup.value
             assert speedups[k] == max(speedups.values())
+
+
+def test_single_batches_do_not_make_a_policy():
+    """At 9 the window is 6 to 12, seven batches: one odd value of 0 among ones leaves 6/7. Up to 3 there is none."""
+    worth = np.ones((20, 1))
+    worth[8] = 0
+    smooth = _smooth(worth)
+    assert smooth[8, 0] == pytest.approx(6 / 7)
+    assert smooth[2, 0] == 1
+    assert _smooth(np.arange(1.0, 4.0)[:, None])[:, 0].tolist() == [1, 2, 3]
 
 
 def test_contexts_that_do_not_fit_have_no_policy():

@@ -366,7 +366,7 @@ def _show(
         out.print()
         out.print(f"draft tokens by batch of one replica, within {own['hysteresis']:.0%} of the best", style="dim")
         for p in policies:
-            back = "" if p.falling == p.rising else f"; while it falls: {said(p.falling)}"
+            back = "" if p.falling == p.rising or p is not policies[0] else f"; while it falls: {said(p.falling)}"
             out.print(f"  context {p.context:>7,}: {said(p.rising)}{back}", soft_wrap=True)
     if found.drafter_targets:
         out.print()
@@ -402,7 +402,12 @@ def _headline(found: Plan, own: dict[str, Any]) -> str:
     assert best.point is not None
     q = found.tpot_ms
     sure = "" if q is None else f" ({q.interval})"
-    return f"{best.gpus} GPUs: {best.replicas} replica{many} of {where}; TPOT {best.point.tpot_s[0] * 1e3:,.3g} ms{sure}, headroom {best.headroom(found.rate):.0%}{cost}."
+    return f"{best.gpus} GPUs: {best.replicas} replica{many} of {where}; TPOT {best.point.tpot_s[0] * 1e3:,.3g} ms{sure}, headroom {_room(best, found.rate)}{cost}."
+
+
+def _room(c: Choice, rate: float) -> str:
+    room = c.headroom(rate)
+    return f"{room:.0%}" if room < 10 else "over 1000%"
 
 
 def _choices_table(found: Plan, price: float | None) -> Any:
@@ -441,7 +446,7 @@ def _choice_row(c: Choice, found: Plan, price: float | None) -> list[str]:
     if not c.replicas:
         return [*row, "no", f"{c.miss - 1:.0%} off", "0", *numbers, ""]
     cost = [] if price is None else [f"{c.cost_per_million(found.rate, found.requests.output_tokens, price):.3g}"]
-    return [*row, str(c.gpus), str(c.replicas), f"{c.rate_each:.3g}", *numbers, f"{c.headroom(found.rate):.0%}", *cost]
+    return [*row, str(c.gpus), str(c.replicas), f"{c.rate_each:.3g}", *numbers, _room(c, found.rate), *cost]
 
 
 def _show_targets(found: Plan, out: Console) -> None:
