@@ -21,11 +21,13 @@ READING_ORDER = """
     routing ops profiles engines launch machine forward
     acceptance scenarios cycle memory prediction text
     workload simulation_costs simulation_reference metrics simulation_kernel simulation
-    replay importers
+    replay engine_fit importers
     fitting tables derive calibrate
     observe_read observe_checks observe_serving observe_sglang observe_vllm observe_llama
     observe_bench observe_metrics observe_trace observations
     live kernels server setups measure validate
+    fanout ranges sweep sweep_rows sweep_run sweep_plot steady plan policy trace_stats
+    hypotheses probes evidence posterior experiments remedies diagnose diagnose_text
 """.split()  # noqa: SIM905
 
 ABOVE_ALL = {"__init__", "__main__", "cli"}  # these may import anything

@@ -255,7 +255,10 @@ def _show(result: Result, target: Path, record: Path, seconds: float) -> None:
     from rich.table import Table
 
     out, profile = console(), result.profile
-    table = Table(title=f"{profile.name}: seconds = fixed + ((bytes / bandwidth)^3 + (flops / peak)^3)^(1/3)", title_justify="left")
+    table = Table(
+        title=f"{profile.name}: seconds = fixed + ((bytes / bandwidth)^3 + (flops / peak)^3)^(1/3)",
+        title_justify="left",
+    )
     for column in ("class", "fixed us", "GB/s", "TFLOP/s", "+-", "from"):
         table.add_column(column, justify="left" if column in ("class", "from") else "right")
     for name, rate in profile.operators.items():
