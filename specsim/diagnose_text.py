@@ -85,7 +85,7 @@ def verdict(d: Diagnosis) -> str:
     """One sentence: the likeliest explanations, and whether the observations can tell them apart."""
     first, second = d.hypotheses[:2]
     if not d.observations:
-        return "Nothing was given that could be weighed: these are the weights before any evidence."
+        return "No time or flag could be weighed: these are the weights before any evidence."
     if d.separable and first.fault.id == "weak-drafter":
         return f"Most likely ({first.weight:.0%}) nothing is slow: whether speculation pays is up to the drafter."
     if d.separable:

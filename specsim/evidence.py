@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from specsim.probes import STEP_NOISE, Observation, Probe
@@ -12,6 +13,8 @@ from specsim.records import Point, Record
 
 TRACE_NOISE = 0.15  # steps are longer under a profiler
 EAGER_NCCL_NOISE = 0.25  # nccl-tests outside a graph: its launches are inside
+CLIFF = 2.2  # times as long at twice the batch
+MOST_POINTS = 8  # batches of one record
 NOTHING = 1.005  # an accept length below it: no drafted token is accepted
 MANY_LINES = 20  # decode lines from which a queue would have shown
 KINDS = {"allreduce": "allreduce", "moe": "experts", "attention": "attention", "gemm": "gemm", "norm": "small_kernels",
@@ -33,8 +36,9 @@ class Evidence:
     cycle_ms: float | None = None
 
 
-def read(records: Sequence[Record], draft_tokens: int | None = None) -> Evidence:
-    """Evidence of records. draft_tokens: of the scenario, where the records' launch flags do not say."""
+def read(records: Sequence[Record], draft_tokens: int | None = None, ranks: int | None = None) -> Evidence:
+    """Evidence of records. draft_tokens, ranks: of the scenario; where it is not known, what the records' launch flags
+    say, and all-reduces of any number of ranks."""
     found = Evidence()
     for record in records:
         _plain(record, found)
@@ -46,10 +50,11 @@ def read(records: Sequence[Record], draft_tokens: int | None = None) -> Evidence
         found.speculating = record
         found.accept_length, found.batch, found.context = point.tokens_per_cycle, point.batch, point.context
         _speculation(record, point, d, known is not None, found)
+        _other_batches(record, point, d, found)
     else:
         found.speculating = next((r for r in records if r.engine is not None and r.engine.flags), None)
     for record in records:
-        _allreduces(record, found)
+        _allreduces(record, found, ranks)
         limit = record.environment.get("admission_limited_at")
         if limit:
             found.observations.append(Observation(Probe("yes", name="queue"), 1.0, record.source))
@@ -61,20 +66,50 @@ def read(records: Sequence[Record], draft_tokens: int | None = None) -> Evidence
 
 
 def _plain(record: Record, found: Evidence) -> None:
-    """Decode steps without speculation."""
+    """Decode steps without speculation, one a batch."""
+    steps: dict[int, float] = {}
     for p in record.points:
-        if p.decode_ms is None or p.batch is None or (p.tokens_per_cycle or 1.0) > 1.0:
+        if p.decode_ms is None or p.batch is None or (p.tokens_per_cycle or 1.0) > 1.0 or p.batch in found.decode_ms:
             continue
         noise = TRACE_NOISE if _is_trace(record) else STEP_NOISE
-        found.observations.append(
-            Observation(Probe("decode", batch=p.batch, noise=noise), p.decode_ms.value, record.source)
-        )
-        found.decode_ms[p.batch] = p.decode_ms.value
-        found.facts.append(
-            f"Plain decoding at batch {p.batch} takes {p.decode_ms.value:.1f} ms a step ({record.source})."
-        )
+        probe = Probe("decode", batch=p.batch, noise=noise)
+        found.observations.append(Observation(probe, p.decode_ms.value, record.source))
+        steps[p.batch] = found.decode_ms[p.batch] = p.decode_ms.value
         if p.cuda_graph is False:
             found.facts.append(f"Plain decoding at batch {p.batch} runs without a CUDA graph.")
+    if steps:
+        listed = ", ".join(f"{ms:.1f} ms at batch {batch}" for batch, ms in sorted(steps.items())[:8])
+        found.facts.append(f"Plain decoding takes {listed} ({record.source}).")
+    for (small, fast), (large, slow) in pairwise(sorted(steps.items())):
+        if large <= 2 * small and slow > CLIFF * fast:
+            found.facts.append(
+                f"Between batch {small} and {large} a plain step takes {slow / fast:.1f} times as long: a cliff in rows,"
+                " which a verify of as many rows meets too."
+            )
+
+
+def _other_batches(record: Record, best: Point, d: int, found: Evidence) -> None:
+    """Cycles at other batches than the one that is diagnosed, and what each arm gives where both were measured."""
+    noise = TRACE_NOISE if _is_trace(record) else STEP_NOISE
+    seen: set[int] = set()
+    for p in record.points:
+        if p.cycle_ms is None or p.batch is None or p.batch in seen or len(seen) >= MOST_POINTS:
+            continue
+        seen.add(p.batch)
+        if p.batch != best.batch:
+            found.observations.append(
+                Observation(Probe("cycle", p.batch, d, noise=noise), p.cycle_ms.value, record.source)
+            )
+        plain = found.decode_ms.get(p.batch)
+        if plain is not None and p.tokens_per_cycle:
+            speedup = p.tokens_per_cycle * plain / p.cycle_ms.value
+            found.facts.append(
+                f"At batch {p.batch} speculation gives {speedup:.2f} times the tokens of plain decoding;"
+                f" {p.cycle_ms.value / plain:.2f} tokens a cycle would break even."
+            )
+    eager = sorted({p.batch for p in record.points if p.cuda_graph is False and p.batch and p.batch != best.batch})
+    if eager:
+        found.facts.append(f"Verify runs without a CUDA graph at batch {', '.join(map(str, eager[:8]))} as well.")
 
 
 def _speculating(records: Sequence[Record]) -> tuple[Record, Point] | None:
@@ -157,8 +192,10 @@ def _parts(record: Record, batch: int, d: int, found: Evidence) -> None:
         found.facts.append(f"In the profile a verify's kernels take, in ms: {listed}.")
 
 
-def _allreduces(record: Record, found: Evidence) -> None:
+def _allreduces(record: Record, found: Evidence, ranks: int | None) -> None:
     rows = [r for r in record.samples if r.get("operator") == "allreduce" and r.get("us") and r.get("bytes")]
+    if ranks is not None:
+        rows = [r for r in rows if (r.get("ranks") or ranks) == ranks]
     for row in rows[:64]:
         noise = 0.12 if row.get("in_graph") else EAGER_NCCL_NOISE
         probe = Probe("allreduce", size=int(row["bytes"]), noise=noise)

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import re
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +213,31 @@ def test_a_queue_means_admission(capsys: pytest.CaptureFixture[str], tmp_path: P
     assert any("limited by admission" in f for f in d["facts"])
 
 
+def test_both_arms_need_no_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Plain decoding at 80 tokens a second beside 60: 0.75 times, and 1.8 / 0.75 = 2.4 tokens a cycle break even."""
+    plain, speculating = tmp_path / "plain.log", tmp_path / "spec.log"
+    speculating.write_text(log(graph=True))
+    plain.write_text(re.sub(r"accept len.*?rate: [\d.]+, ", "", log(graph=True)).replace("60.00", "80.00"))
+    facts = " ".join(document(capsys, str(plain), str(speculating))["facts"])
+    assert "12.5 ms at batch 1" in facts
+    assert "0.75 times the tokens of plain decoding; 2.40 tokens a cycle would break even" in facts
+
+
+def test_a_cliff_in_rows_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "steps.json"
+    points = [
+        {"batch": b, "decode_ms": {"value": ms}, "tokens_per_cycle": 1.0}
+        for b, ms in ((8, 30.0), (16, 40.0), (32, 104.0))
+    ]
+    file.write_text(
+        json.dumps(
+            {"schema": "specsim.record/1", "kind": "observation", "name": "n", "date": "2026-03-01", "points": points}
+        )
+    )
+    facts = document(capsys, str(file))["facts"]
+    assert any("Between batch 16 and 32 a plain step takes 2.6 times" in fact for fact in facts)
+
+
 def test_an_unknown_model_is_no_obstacle(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "server.log"
     file.write_text(log(model="someone/secret-model"))
@@ -375,9 +401,7 @@ def test_known_faults_are_found_and_weights_are_honest() -> None:
     assert spec is not None
     assert spec.loader is not None
     study = importlib.util.module_from_spec(spec)
-    import sys
-
-    sys.modules["diagnose_study"] = study
+    sys.modules["diagnose_study"] = study  # where its dataclasses look for their names
     spec.loader.exec_module(study)
     tally = study.study(boxes=36, samples=4096)
     assert tally.share(2) >= 0.72

@@ -121,7 +121,7 @@ def _inputs(
     evidence = read(records, options.get("draft_tokens")) if records else Evidence()
     scenario, warnings = _scenario(evidence, options, bool(records))
     if scenario is not None and records:
-        evidence = read(records, int(scenario.draft_tokens.max()))
+        evidence = read(records, int(scenario.draft_tokens.max()), scenario.parallel.tp)
     observations = _given(given, scenario)
     if scenario is None and any(not o.probe.binary for o in observations):
         raise InputError(
