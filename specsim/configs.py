@@ -6,6 +6,7 @@ layer is what), `families` (one function a layer family), `formats` (quantisatio
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -93,12 +94,12 @@ def default_draft(target_name: str) -> str | None:
     return drafts[0] if drafts else None
 
 
-def load_config(name_or_path: str) -> dict[str, Any]:
+def load_config(name_or_path: str | os.PathLike[str]) -> dict[str, Any]:
     """The raw config of a preset, a folder or a file. Raises InputError when there is none, or it is no object."""
     return _as_object(read_json(_locate(name_or_path), "model config"), str(name_or_path))
 
 
-def load_model(name_or_path: str) -> Model:
+def load_model(name_or_path: str | os.PathLike[str]) -> Model:
     """The model of a preset (its name in any case, or its Hugging Face id), of a folder with config.json, or of a file.
 
     A hf_quant_config.json beside the config is read when the config itself declares no quantisation.
@@ -113,7 +114,8 @@ def load_model(name_or_path: str) -> Model:
     return model_from_config(config, name=name, source=str(path), side_quant=_side_quant(path))
 
 
-def _locate(name_or_path: str) -> Path:
+def _locate(given: str | os.PathLike[str]) -> Path:
+    name_or_path = os.fspath(given) if isinstance(given, os.PathLike) else given
     if not isinstance(name_or_path, str) or not name_or_path.strip():
         raise InputError("no model was given", where="model", mend="give a preset's name, a folder or a config.json")
     path = Path(name_or_path)

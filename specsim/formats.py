@@ -16,6 +16,9 @@ from specsim.errors import InputError
 from specsim.keys import Keys
 from specsim.models import BF16, FP32, Format
 
+MAX_REPEATS = 6  # in one pattern of module names
+MAX_PATTERNS = 1000
+
 FP16 = Format("fp16", 16)
 FP8 = Format("fp8", 8)
 MXFP4 = Format("mxfp4", 4, 8 / 32)
@@ -67,12 +70,16 @@ class Patterns:
             if pattern.startswith("re:"):
                 self.general.append(_compile(pattern[3:], where))
             elif "*" in pattern or "?" in pattern:
-                expression = re.escape(pattern).replace(r"\*", ".*").replace(r"\?", ".")
+                expression = re.escape(re.sub(r"\*+", "*", pattern)).replace(r"\*", ".*").replace(r"\?", ".")
                 compiled = _compile(rf"(?:{expression})(?:\..*)?\Z", where)
                 layer = re.search(r"\blayers\.(\d{1,6})(?=\.)", pattern)
                 (self.layers.setdefault(int(layer[1]), []) if layer else self.general).append(compiled)
             else:
                 self.names.add(pattern)
+        if len(self.general) > MAX_PATTERNS:
+            raise InputError(
+                f"has more than {MAX_PATTERNS} patterns", where=where, mend="name modules or layers instead"
+            )
 
     def _note_layers(self, pattern: str) -> None:
         """Note which layers a pattern tells apart. A number that is not plainly one layer's may be any layer's."""
@@ -104,10 +111,31 @@ class Patterns:
 
 
 def _compile(expression: str, where: str) -> re.Pattern[str]:
+    if _explosive(expression):
+        raise InputError(f"module pattern {expression[:60]!r} could take forever", where=where,
+                         mend=f"write it without repeated groups and with at most {MAX_REPEATS} repeats")  # fmt: skip
     try:
         return re.compile(expression)
     except (re.error, RecursionError, OverflowError) as error:
         raise InputError(f"bad module pattern {expression[:60]!r}: {error}", where=where, mend="correct it") from None
+
+
+def _explosive(expression: str) -> bool:
+    """Whether matching may take exponential time: repeats or alternatives in a repeated group, or too many repeats."""
+    plain = re.sub(
+        r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", "x", expression
+    )  # escapes and character classes are one character
+    plain = re.sub(r"\(\?(?:P?<\w+>|[aiLmsux-]*:|[=!]|<[=!])", "(", plain)
+    repeats = re.compile(r"[*+]|\{\d*,?\d*\}")
+    if len(repeats.findall(plain)) > MAX_REPEATS:
+        return True
+    while found := re.search(r"\(([^()]*)\)", plain):  # innermost groups first
+        inner = found[1]
+        varies = bool(re.search(r"[*+?{|]", inner))
+        if varies and repeats.match(plain, found.end()):
+            return True
+        plain = plain[: found.start()] + ("x?" if varies else "x") + plain[found.end() :]
+    return False
 
 
 NOTHING = Patterns(())

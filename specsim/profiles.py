@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import importlib
 import itertools
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import exp, isfinite, log
@@ -159,11 +160,14 @@ def list_profiles() -> list[str]:
     return sorted(p.stem for p in folder().glob("*.yaml"))
 
 
-def load_profile(name_or_path: str) -> Profile:
+def load_profile(name_or_path: str | os.PathLike[str]) -> Profile:
     """A shipped profile by name (any case), or one from a YAML file.
 
     Raises InputError, one line: an unknown name with the nearest one, or the file, key and value that are wrong.
     """
+    if not isinstance(name_or_path, str | os.PathLike) or not os.fspath(name_or_path):
+        raise InputError("no profile was given", where="hardware", mend="give a profile's name or a YAML file")
+    name_or_path = os.fspath(name_or_path)
     path = Path(name_or_path)
     if path.suffix.lower() not in (".yaml", ".yml") and "/" not in name_or_path and not path.is_file():
         known = list_profiles()

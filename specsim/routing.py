@@ -67,7 +67,8 @@ UNIFORM = Routing()
 
 
 def inclusion(weight: Array, k: int) -> Array:
-    """Inclusion probabilities proportional to `weight`, capped at 1, that sum to k."""
+    """Inclusion probabilities proportional to `weight`, capped at 1, that sum to k: a row picks k experts even where
+    fewer than k are popular at all."""
     weight = np.asarray(weight, dtype=np.float64)
     p: Array = k * weight / weight.sum()
     for _ in range(len(weight)):
@@ -75,7 +76,8 @@ def inclusion(weight: Array, k: int) -> Array:
         if not np.any(p > 1 + 1e-12):
             break
         rest = weight[~capped].sum()
-        p = np.where(capped, 1.0, (k - capped.sum()) * weight / rest if rest > 0 else 0.0)
+        share = weight / rest if rest > 0 else np.full(len(weight), 1 / max(int(np.sum(~capped)), 1))
+        p = np.where(capped, 1.0, (k - capped.sum()) * share)
     return p
 
 

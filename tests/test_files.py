@@ -6,6 +6,7 @@ import os
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from specsim.configs import PRESETS, load_model
@@ -31,6 +32,22 @@ def test_a_pipe_is_read(tmp_path: Path) -> None:
     model = load_model(str(pipe))
     writer.join()
     assert model.total_parameters == load_model("Qwen3-8B").total_parameters
+
+
+def test_paths_need_not_be_text() -> None:
+    assert load_model(PRESETS / "Qwen3-8B.json").total_parameters == load_model("Qwen3-8B").total_parameters
+    for nothing in (None, 5, ""):
+        for reader in (load_model, load_profile):
+            with pytest.raises(InputError, match="given"):
+                reader(nothing)  # type: ignore[arg-type]
+
+
+def test_a_row_picks_its_experts_even_where_fewer_are_popular(tmp_path: Path) -> None:
+    """One expert of 64 has all the popularity and a row picks 8: that one always, 7 of the 63 others."""
+    path = tmp_path / "popularity"
+    path.write_text(" ".join(["1"] + ["0"] * 63))
+    routing = parse(str(path))
+    assert routing.distinct(np.array([1.0, 2.0]), 64, 8) == pytest.approx([8, 1 + 63 * (1 - (1 - 7 / 63) ** 2)])
 
 
 def test_limits_marks_and_line_ends(tmp_path: Path) -> None:

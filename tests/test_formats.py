@@ -331,3 +331,28 @@ def test_a_damaged_quantisation_is_read_or_refused(data: st.DataObject) -> None:
         assert "\n" not in message and len(message) < 600  # noqa: PT018
         return
     assert 0 < model.weight_bytes < 20 * model.total_parameters
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [r"re:(a+)+$", r"re:(.*.*)*x$", r"re:([a-z_.0-9]+)+#", "re:(a|a)*$", "re:((a?)){50}", "re:(?:x(?:y|z))*b", "re:" + ".*a" * 7,
+     "*a" * 7],
+)  # fmt: skip
+def test_a_pattern_that_could_take_forever_is_refused(pattern: str) -> None:
+    with pytest.raises(InputError, match="take forever"):
+        Patterns([pattern])
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [r"re:.*mlp\.(gate|up|gate_up|down)_proj.*", r"re:model\.layers\.(?:[0-9]|1[0-9])\..*", r"re:.*\.(?:1[0-9]|2[0-9])\..*(?:down|up).*",
+     r"re:.*\*+\(x\)*", r"re:[(*+|)]*x", "****a****b***", "model.layers.*.mlp.experts.*"],
+)  # fmt: skip
+def test_patterns_as_checkpoints_have_them_are_not(pattern: str) -> None:
+    assert Patterns([pattern])
+
+
+def test_too_many_patterns_are_refused() -> None:
+    with pytest.raises(InputError, match="more than 1000 patterns"):
+        Patterns([f"*l{i}*" for i in range(1001)])
+    assert Patterns([f"model.layers.{i}.*" for i in range(5000)])
