@@ -35,6 +35,7 @@ DRAFTING = ("method", "draft", "topk", "num_steps")  # options that make setting
 COST_VALUES = 2**17  # (cell, setting) pairs priced at once
 BLOCK_ROWS = 2**20  # configurations at once
 TASK_ROWS = 2**22  # configurations a task
+PART_ROWS = 2**18  # rows a task when they are written: what an interruption costs is seconds
 MOST_CASES = 2000
 # Values of an axis that maps and fronts keep, evenly thinned, by the number of cases: what is kept stays in tens of MB.
 SHOWN = (
@@ -291,13 +292,14 @@ class Task:
     context: tuple[int, int]
 
 
-def tasks_of(spec: Spec, cases: Mapping[int, Case]) -> list[Task]:
+def tasks_of(spec: Spec, cases: Mapping[int, Case], *, written: bool = False) -> list[Task]:
     """The parts of a sweep, in the order of their rows; they do not depend on who runs them."""
     out = []
+    most = min(TASK_ROWS, PART_ROWS) if written else TASK_ROWS
     for index, case in cases.items():
         a_context = len(case.settings) * len(spec.acceptance)
-        batches = max(1, TASK_ROWS // (a_context * len(spec.context)))
-        contexts = max(1, TASK_ROWS // a_context) if batches == 1 else len(spec.context)
+        batches = max(1, most // (a_context * len(spec.context)))
+        contexts = max(1, most // a_context) if batches == 1 else len(spec.context)
         for b in range(0, len(spec.batch), batches):
             for c in range(0, len(spec.context), contexts):
                 ends = min(b + batches, len(spec.batch)), min(c + contexts, len(spec.context))

@@ -10,7 +10,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -113,7 +113,7 @@ def run(
     """
     kind = "" if out is None else check_target(out)
     cases, warnings = _cases(spec)
-    tasks = tasks_of(spec, cases)
+    tasks = tasks_of(spec, cases, written=out is not None)
     total = sum(_size(spec, cases[t.case], t) for t in tasks)
     folder = None if out is None else _folder(out, spec, cases)
     work = partial(_work, spec, folder, kind)
@@ -186,7 +186,8 @@ def _folder(out: Path, spec: Spec, cases: dict[int, Case]) -> Path:
     """The folder of the parts, emptied when it is of another sweep."""
     from specsim import sweep_rows
 
-    said = [repr([lane.scenario for lane in case.lanes]) for case in cases.values()]
+    scenarios = [lane.scenario for case in cases.values() for lane in case.lanes]
+    said = [f"{sorted(s.eager)} {replace(s, eager=frozenset())!r}" for s in scenarios]  # sets show in any order
     axes = repr(
         (spec.draft_tokens, spec.batch, spec.context, spec.kind, spec.acceptance, sweep_rows.COLUMNS, list(cases))
     )
