@@ -10,6 +10,7 @@ import datetime
 import importlib
 import itertools
 import os
+import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import exp, isfinite, log
@@ -278,7 +279,12 @@ def dump_profile(profile: Profile) -> str:
             text = text.replace("e", ".0e")
         return dumper.represent_scalar("tag:yaml.org,2002:float", text)
 
+    def words(dumper: yaml.SafeDumper, data: str) -> yaml.Node:
+        odd = any(unicodedata.category(c) in ("Cc", "Cf", "Zl", "Zp") for c in data)  # YAML takes some for line ends
+        return dumper.represent_scalar("tag:yaml.org,2002:str", data, style='"' if odd else None)
+
     Dumper.add_representer(list, sequence)
+    Dumper.add_representer(str, words)
     Dumper.add_representer(float, number)
     data = profile.model_dump(by_alias=True, exclude_defaults=True, mode="json")
     document = {"schema": profile.schema_, **_numbers_first(data)}

@@ -286,6 +286,13 @@ def test_any_value_anywhere_gives_a_profile_or_one_line(path, value):
         assert parse_profile(dump_profile(found), "again.yaml") == found
 
 
+@pytest.mark.parametrize("text", ["\x85", "a\x85b", "\u2028", "\u2029x", "\ufeff", "a\tb", "a\nb", "\x7f", "no", "1e3"])
+def test_odd_texts_are_written_as_they_are_read_back(text: str) -> None:
+    found = parse_profile(text_of({"environment": {text: text}}), "box.yaml")
+    assert found.environment == {text: text}
+    assert parse_profile(dump_profile(found), "again.yaml") == found
+
+
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 10**6), st.binary(min_size=1, max_size=4), st.integers(0, 12))
 def test_any_bytes_give_a_profile_or_one_line(tmp_path_factory, place, noise, removed):
