@@ -22,14 +22,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.experiments import appraise, candidates
-from specsim.hypotheses import BY_ID, FAULTS, Fault
+from specsim.hypotheses import BY_ID, COSTLESS, FAULTS, Fault
 from specsim.posterior import weigh
 from specsim.probes import Boxes, Observation, Probe
 from specsim.scenarios import Scenario, build
 
 NOISE = 0.05
 NOTICEABLE = 1.12  # a cycle over that of the same box without the fault
-COSTLESS = ("acceptance-definition", "weak-drafter", "admission-cap")
 SAMPLES = 8192
 TESTS = 2
 

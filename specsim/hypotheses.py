@@ -28,7 +28,7 @@ STRANGE, STRANGER = (
     0.15,
     0.4,
 )  # share of boxes that the profile does not describe well, and the spread of all their times
-COARSE_GRAPHS = (4, 8, 16, 32)  # steps between captured batch sizes that users set by hand
+COARSE_GRAPHS = (4, 8, 16, 32, 64, 128, 256)  # steps between captured batch sizes that users set by hand
 CAPS = (8, 16, 32)  # running requests that users admit; the engine's own limit is as likely as all of them
 
 
@@ -70,6 +70,9 @@ class Fault:
     possible: Callable[[Scenario], float] = field(default=lambda s: 1.0, repr=False)
     chances: Mapping[str, float] = field(default_factory=dict)
 
+
+COSTLESS = ("acceptance-definition", "weak-drafter", "admission-cap")  # leave every step as fast as it should be
+NOTICEABLE = 1.05  # a cycle over that of the same box without the fault: below it, a fault is none
 
 # What a log or a flag shows, and how often it shows it when nothing is wrong with it.
 CHANCES = {"verify-graph": 0.98, "draft-graph": 0.98, "queue": 0.03, "padded": 0.03}
@@ -160,12 +163,13 @@ def _slower(r: Rate, factor: Array) -> Rate:
 
 
 def _slow_attention(s: Scenario, m: Machine, severity: Severity, phase: str) -> tuple[Scenario, Machine]:
-    """Each further query row costs `share` of a whole attention call, where a good kernel shares the reading."""
+    """Further query rows cost `share` of a whole attention call each, where a good kernel shares the reading; with their
+    number it grows as the root, between a kernel that re-reads for every row and one that runs all as a prefill."""
     if phase == "decode":
         return s, m
     layers = s.model.num_layers
     each = np.asarray(target_pass(s, m, np.ones(()), "decode").seconds["attention"]) / layers
-    extra = severity["share"] * (float(np.max(s.draft_tokens)) - 1) * each
+    extra = severity["share"] * np.sqrt(2 * (float(np.max(s.draft_tokens)) - 1)) * each
     return s, _with(m, verify_layer=extra)
 
 
@@ -195,10 +199,15 @@ def _gap(s: Scenario, m: Machine, severity: Severity, phase: str) -> tuple[Scena
 
 
 def _coarse(s: Scenario, phase: str) -> tuple[Scenario, ...]:
+    """Graphs captured at multiples of a coarse step only, for the steps that pad this batch."""
     if phase == "decode":
         return (s,)
-    top = max(COARSE_GRAPHS) * 16
-    return tuple(replace(s, options={**s.options, "captured_sizes": range(n, top + 1, n)}) for n in COARSE_GRAPHS)
+    batch = int(np.max(s.batch))
+    steps = [n for n in COARSE_GRAPHS if batch % n][:4]
+    return tuple(
+        replace(s, options={**s.options, "captured_sizes": range(n, batch + n, n), "max_running_requests": batch + n})
+        for n in steps
+    ) or (s,)
 
 
 def _admitted(s: Scenario, phase: str) -> tuple[Scenario, ...]:
@@ -218,7 +227,7 @@ def _steep_possible(s: Scenario) -> float:
 
 def _padded_possible(s: Scenario) -> float:
     """Small where the engine's own list has a graph of just this batch, since then a user must have replaced it."""
-    captured = s.captured.get("verify", ())
+    captured = s.captured("verify", int(np.max(s.draft_tokens)))
     return 0.4 if float(np.max(s.batch)) in captured and "captured_sizes" not in s.options else 1.0
 
 
@@ -238,7 +247,7 @@ FAULTS: tuple[Fault, ...] = (
         "verify-eager",
         "verify is launched kernel by kernel, not from a CUDA graph",
         "the host launches every kernel of each verify; the time hardly depends on how many rows are verified",
-        0.18,
+        0.15,
         launches,
         _eager("verify"),
         chances={"verify-graph": 0.02},
@@ -247,7 +256,7 @@ FAULTS: tuple[Fault, ...] = (
         "allreduce-steep",
         "the all-reduce is slow at the size of verify's messages",
         "a protocol switch, a lost peer-to-peer path or a mis-detected link between the sizes of decode and verify",
-        0.18,
+        0.12,
         _steepness,
         _steep,
         possible=_steep_possible,
@@ -265,7 +274,7 @@ FAULTS: tuple[Fault, ...] = (
         "verify-attention",
         "attention over several query rows is slow",
         "the verify's attention kernel re-reads the cache for every row, or runs as a prefill",
-        0.07,
+        0.08,
         lambda rng, n: {"share": _lognormal(rng, n, 1.2, 0.8)},
         _slow_attention,
     ),
@@ -281,7 +290,7 @@ FAULTS: tuple[Fault, ...] = (
         "sampling",
         "sampling over the vocabulary is slow",
         "top-p and top-k sort the whole vocabulary for each verified row",
-        0.05,
+        0.07,
         lambda rng, n: {"row": _lognormal(rng, n, 0.6e-3, 0.7)},
         _sampling,
     ),
@@ -289,7 +298,7 @@ FAULTS: tuple[Fault, ...] = (
         "batch-padding",
         "the graph runs a larger batch than is served",
         "the captured sizes are coarse, so each verify is padded to the next one",
-        0.05,
+        0.06,
         lambda rng, n: {"variant": rng.integers(0, 12, n).astype(float)},
         variants=_coarse,
         possible=_padded_possible,
@@ -299,7 +308,7 @@ FAULTS: tuple[Fault, ...] = (
         "admission-cap",
         "fewer requests run than are sent",
         "speculation lowers how many requests the engine admits; the others wait and the steps are as fast as they should be",
-        0.06,
+        0.07,
         lambda rng, n: {"variant": rng.integers(0, 12, n).astype(float)},
         variants=_admitted,
         possible=_capped_possible,
@@ -309,7 +318,7 @@ FAULTS: tuple[Fault, ...] = (
         "draft-eager",
         "the draft is launched kernel by kernel",
         "draft steps and draft extend run outside CUDA graphs; verify does not",
-        0.07,
+        0.08,
         launches,
         _eager("draft", "extend"),
         possible=lambda s: float(s.draft is not None),
@@ -319,7 +328,7 @@ FAULTS: tuple[Fault, ...] = (
         "clocks",
         "the GPUs run at low clocks",
         "a power cap, heat or a fixed clock slows decode and verify alike",
-        0.06,
+        0.07,
         lambda rng, n: {"clock": np.minimum(_lognormal(rng, n, 0.65, 0.2), 0.92)},
         _slow_clocks,
     ),
@@ -327,7 +336,7 @@ FAULTS: tuple[Fault, ...] = (
         "acceptance-definition",
         "the acceptance that was read is not what it seems",
         "the figure counts the bonus token where it should not, or the reverse, or is a share of something else",
-        0.05,
+        0.07,
         lambda rng, n: {"ratio": np.exp(np.where(rng.random(n) < 0.7, -1, 1) * (0.12 + np.abs(0.3 * rng.standard_normal(n))))},
     ),
     Fault(

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.hypotheses import FAULTS, Fault
-from specsim.probes import Boxes, Observation, chance
+from specsim.hypotheses import BY_ID, COSTLESS, FAULTS, NOTICEABLE, Fault
+from specsim.probes import Boxes, Observation, Probe, chance
 from specsim.quantities import HIGH, LOW, Quantity
 from specsim.scenarios import Scenario
 
@@ -78,8 +78,14 @@ def weigh(boxes: Boxes, observations: Sequence[Observation]) -> Posterior:
     for fault in FAULTS:
         logs[fault.id] = log_likelihood(boxes, fault, observations)
         possible = fault.possible(boxes.scenario) if boxes.scenario is not None else 1.0
+        matters = noticeable(boxes, fault, observations)
+        if not np.any(matters):
+            possible = 0.0
+        else:
+            logs[fault.id] = np.where(matters, logs[fault.id], -np.inf)
         top = logs[fault.id].max()
-        evidence[fault.id] = fault.prior * possible * np.exp(top) * float(np.mean(np.exp(logs[fault.id] - top)))
+        mean = float(np.sum(np.exp(logs[fault.id] - top)) / max(np.sum(matters), 1))
+        evidence[fault.id] = fault.prior * possible * np.exp(top) * mean
     total = sum(evidence.values())
     if total <= 0:
         raise ValueError("no fault explains the observations")
@@ -87,6 +93,19 @@ def weigh(boxes: Boxes, observations: Sequence[Observation]) -> Posterior:
     leading = sorted(weights, key=lambda k: -weights[k])[:3]
     effective = min((_effective(logs[k]) for k in leading if weights[k] > 0.1), default=np.inf)
     return Posterior(boxes, tuple(observations), weights, logs, effective)
+
+
+def noticeable(boxes: Boxes, fault: Fault, observations: Sequence[Observation] = ()) -> NDArray[np.bool_]:
+    """Boxes on which the fault matters: it slows the cycle (the decode step, without speculation), or a step that was
+    observed, noticeably."""
+    s = boxes.scenario
+    if s is None or fault.id in COSTLESS:
+        return np.ones(boxes.samples, dtype=bool)
+    batch = int(np.max(s.batch))
+    probe = Probe("decode", batch) if s.method == "none" else Probe("cycle", batch, int(np.max(s.draft_tokens)))
+    probes = {probe, *(o.probe for o in observations if o.probe.kind in ("decode", "verify", "cycle"))}
+    slow = [boxes.predict(p, fault) >= NOTICEABLE * boxes.predict(p, BY_ID["weak-drafter"]) for p in probes]
+    return np.asarray(np.any(slow, axis=0))
 
 
 def log_likelihood(boxes: Boxes, fault: Fault, observations: Sequence[Observation]) -> Array:

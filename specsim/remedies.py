@@ -282,7 +282,7 @@ def _choices(s: Scenario, mixture: _Mixture, now: Array, plain: Array, b: int, d
     best = None if length is None else spread(np.full(len(now), most / length))
     out.append(
         Remedy(
-            "better-drafter", f"always right: {full} times plain decoding",
+            "better-drafter", f"perfect: {full} x plain",
             "", (), 1.0, best, best, spread(now), spread(needed), reachable,
         )
     )  # fmt: skip

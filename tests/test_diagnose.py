@@ -22,7 +22,7 @@ from specsim.hypotheses import BY_ID, CHANCES, FAULTS
 from specsim.posterior import posterior
 from specsim.probes import Boxes, Observation, Probe
 from specsim.scenarios import build
-from tests.builders import scenario as small_scenario
+from builders import scenario as small_scenario
 
 ROOT = Path(__file__).resolve().parent.parent
 FIELD = ("--decode-ms", "12.1", "--verify-ms", "29.5", "--draft-tokens", "3")
@@ -355,11 +355,12 @@ def test_one_gpu_has_no_allreduce_and_a_dense_model_no_experts() -> None:
 
 
 def test_a_flag_alone_weighs_by_bayes() -> None:
-    """P(eager | no graph) = 0.18 x 0.98 / (0.18 x 0.98 + (total - 0.18) x 0.02)."""
+    """P(eager | no graph) = p x 0.98 / (p x 0.98 + (total - p) x 0.02), p the prior of an eager verify."""
     d = diagnose(None, [Observation(Probe("yes", name="verify-graph"), 0.0)])
     total = sum(f.prior for f in FAULTS)
-    right = 0.18 * (1 - BY_ID["verify-eager"].chances["verify-graph"])
-    wrong = (total - 0.18) * (1 - CHANCES["verify-graph"])
+    p = BY_ID["verify-eager"].prior
+    right = p * (1 - BY_ID["verify-eager"].chances["verify-graph"])
+    wrong = (total - p) * (1 - CHANCES["verify-graph"])
     assert d.hypotheses[0].fault.id == "verify-eager"
     assert d.hypotheses[0].weight == pytest.approx(right / (right + wrong))
 

@@ -25,8 +25,8 @@ from specsim.observe_checks import check_rate, read_positions, read_rates
 from specsim.prediction import machine_of, predict
 from specsim.profiles import AllReduceCurve, latency_us
 from specsim.scenarios import build
-from tests.builders import SOURCE, dense, moe
-from tests.builders import scenario as small_scenario
+from builders import SOURCE, dense, moe
+from builders import scenario as small_scenario
 
 FIELD_BOX = ("--hardware", "8x-rtx-pro-6000")
 
