@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from builders import scenario as small_scenario
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,7 +23,6 @@ from specsim.hypotheses import BY_ID, CHANCES, FAULTS
 from specsim.posterior import posterior
 from specsim.probes import Boxes, Observation, Probe
 from specsim.scenarios import build
-from builders import scenario as small_scenario
 
 ROOT = Path(__file__).resolve().parent.parent
 FIELD = ("--decode-ms", "12.1", "--verify-ms", "29.5", "--draft-tokens", "3")

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from builders import SOURCE, dense, moe
+from builders import scenario as small_scenario
 
 from specsim.acceptance import Acceptance, chain_length, convert, rate_for_length
 from specsim.cli import main
@@ -25,8 +27,6 @@ from specsim.observe_checks import check_rate, read_positions, read_rates
 from specsim.prediction import machine_of, predict
 from specsim.profiles import AllReduceCurve, latency_us
 from specsim.scenarios import build
-from builders import SOURCE, dense, moe
-from builders import scenario as small_scenario
 
 FIELD_BOX = ("--hardware", "8x-rtx-pro-6000")
 
