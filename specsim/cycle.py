@@ -77,9 +77,9 @@ def _graph_time(s: Scenario, **phases: Cost | None) -> Array:
     if s.options.get("disable_overlap"):
         return seconds
     for phase, c in phases.items():
-        captured = s.captured.get(phase, ())
         if c is not None and s.graph_phases.get(phase, True):
-            seconds = seconds + np.where(s.batch <= max(captured, default=0), c.total, 0.0)
+            _, above = _padded(s, s.batch, phase)
+            seconds = seconds + np.where(above, 0.0, c.total)
     return seconds
 
 
@@ -135,14 +135,33 @@ def _pass(
         verify = phase in ("verify", "extend")
         return cost(p, load, machine, s.engine, s.network, graph=graph, verify=verify, ahead=ahead)
 
-    captured = s.captured.get(phase, ())
-    if not s.graph_phases.get(phase, True) or not captured:
+    if not s.graph_phases.get(phase, True):
         return run(False, None)
-    above = np.asarray(share > max(captured))
+    padded, above = _padded(s, share, phase)
     if np.all(above):
         return run(False, None)
-    graph = run(True, s.engine.padded_batch(share, captured).astype(np.float64))
+    graph = run(True, padded)
     return _chosen(above, run(False, None), graph) if np.any(above) else graph
+
+
+def _padded(s: Scenario, share: Array, phase: str) -> tuple[Array, NDArray[np.bool_]]:
+    """(batch that the graph of a phase really runs, where the batch is above every graph).
+
+    Captured sizes depend on the rows a sequence has in the pass where an engine captures numbers of tokens (vLLM).
+    """
+    rows = np.unique(s.draft_tokens).astype(int)
+    sizes = {int(r): s.captured(phase, int(r)) for r in rows}
+    if len(set(sizes.values())) == 1:
+        captured = sizes[int(rows[0])]
+        return s.engine.padded_batch(share, captured).astype(np.float64), np.asarray(share > max(captured, default=0))
+    shape = np.broadcast_shapes(share.shape, s.draft_tokens.shape)
+    padded, above = np.empty(shape), np.empty(shape, dtype=bool)
+    batch, tokens = np.broadcast_to(share, shape), np.broadcast_to(s.draft_tokens, shape)
+    for r, captured in sizes.items():
+        here = tokens == r
+        padded[here] = s.engine.padded_batch(batch[here], captured)
+        above[here] = batch[here] > max(captured, default=0)
+    return padded, above
 
 
 def _chosen(where: NDArray[np.bool_], a: Cost, b: Cost) -> Cost:

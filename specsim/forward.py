@@ -151,8 +151,11 @@ def layer_operators(layer: Layer, model: Model, parallel: Parallel, engine: Engi
         e = layer.experts
         if e.router is not None:
             yield _projection(e.router, 1)
-        if e.shared and not (graph and engine.shared_experts_overlap):  # else they run beside the routed experts
-            yield from (_projection(p, parallel.tp) for p in e.shared)
+        beside = graph and engine.shared_experts_overlap  # on a second stream, beside the routed experts
+        for p in e.shared:
+            o = _projection(p, parallel.tp)
+            yield replace(o, calls=1 / len(e.shared), kernels=0, behind=f"moe_{e.format.name}") if beside else o
+        if e.shared and not beside:
             yield from _extras(engine, "shared", model)
         yield routed_experts(e, parallel, engine.launches(f"moe_{e.format.name}"))
         yield from _extras(engine, "moe", model)

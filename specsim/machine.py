@@ -68,6 +68,9 @@ class Machine:
         n = load.ndim
         moving = total(operator.bytes, load, features) / lift(rate.bytes_per_s, n)
         computing = total(operator.flops, load, features) / lift(rate.flops_per_s, n) if operator.flops else None
+        if operator.behind:  # two streams share one memory: what the other's fixed time cannot hide is paid
+            hidden = operator.calls * lift(self.rate(operator.behind).fixed_s, n)
+            return np.asarray(np.maximum(operator_seconds(-hidden, moving, computing), 0.0))
         return operator_seconds(operator.calls * lift(rate.fixed_s, n), moving, computing)
 
 
@@ -89,17 +92,16 @@ def lift(parameter: Array, ndim: int) -> Array:
 def nearest_curve(
     curves: Mapping[tuple[str, int, str], Curve], preference: tuple[str, ...], ranks: int, mode: str
 ) -> Curve:
-    """The curve to use, or the nearest: another implementation, then the next rank count (larger first)."""
+    """The curve to use, or the nearest: the preferred implementation in the other mode, another implementation, and
+    then the same at the next rank count (larger first)."""
+    modes = (mode, "graph" if mode == "eager" else "eager")
     known = {r for _, r, _ in curves}
     for r in sorted(known, key=lambda r: (r != ranks, r < ranks, abs(r - ranks))):
-        for implementation in preference:
-            if (implementation, r, mode) in curves:
-                return curves[implementation, r, mode]
-        for (_, other, m), curve in curves.items():
-            if other == r and m == mode:
-                return curve
-    if mode == "eager":
-        return nearest_curve(curves, preference, ranks, "graph")
+        others = tuple(i for i, other, _ in curves if other == r and i not in preference)
+        for implementation in (*preference, *others):
+            for m in modes:
+                if (implementation, r, m) in curves:
+                    return curves[implementation, r, m]
     raise KeyError(mode)
 
 
@@ -165,7 +167,7 @@ def _curve(curve: AllReduceCurve, factor: Array) -> Curve:
     return Curve(
         curve.implementation,
         np.log(np.asarray(curve.bytes, dtype=float)),
-        np.log(np.asarray(curve.latency_us) * 1e-6),
+        np.log(np.maximum.accumulate(curve.latency_us) * 1e-6),  # a larger message is never faster: dips are noise
         factor,
         curve.source.kind,
     )

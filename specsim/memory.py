@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from specsim.forward import STATE_BYTES, Parallel, weight_bytes
 from specsim.models import Attention, Model
 from specsim.scenarios import Scenario
 
+Array = NDArray[np.float64]
 RESERVE = 0.08  # share of a GPU that graphs, activations, the CUDA context and fragmentation take; assumed
 
 
@@ -33,7 +35,7 @@ def memory(s: Scenario) -> Memory:
     weights = sum(rank_weights(m, s.parallel) for m in models)
     tokens = float(np.max(s.context + s.draft_tokens))
     sequences = float(np.max(np.ceil(s.batch / s.parallel.dp)))
-    kv = sequences * sum(rank_kv(m, s.parallel, tokens) + rank_state(m, s.parallel) for m in models)
+    kv = sequences * sum(float(rank_kv(m, s.parallel, tokens)) + rank_state(m, s.parallel) for m in models)
     return Memory(weights, kv, s.profile.gpu.memory_gb * 1e9)
 
 
@@ -58,12 +60,18 @@ def rank_weights(model: Model, parallel: Parallel) -> float:
     return total + 2.0 * model.final_norm_parameters + model.other_bytes / tp
 
 
-def rank_kv(model: Model, parallel: Parallel, tokens: float) -> float:
-    """KV bytes that a sequence of `tokens` tokens takes on one rank: layers with a window keep that many at most."""
-    return sum(
-        each * (tokens if a.window is None or a.compress > 1 else min(tokens, a.window))
-        for a, each in _kv_by_layer(model, parallel)
-    )
+def rank_kv(model: Model, parallel: Parallel, tokens: ArrayLike) -> Array:
+    """KV bytes that a sequence of `tokens` tokens takes on one rank: layers with a window keep that many at most.
+
+    Broadcasts over tokens.
+    """
+    kept = np.asarray(tokens, dtype=np.float64)
+    whole = sum(each for a, each in _kv_by_layer(model, parallel) if a.window is None or a.compress > 1)
+    bytes_: Array = whole * kept
+    for a, each in _kv_by_layer(model, parallel):
+        if a.window is not None and a.compress == 1:
+            bytes_ = bytes_ + each * np.minimum(kept, a.window)
+    return bytes_
 
 
 def rank_kv_per_token(model: Model, parallel: Parallel) -> float:

@@ -88,7 +88,7 @@ class Prediction:
                 "topk": s.topk,
                 "draft_tokens": _whole(s.draft_tokens),
                 "routing": s.routing.name if s.routing else "uniform",
-                "eager": sorted(p for p, graph in s.graph_phases.items() if not graph),
+                "eager": sorted({p.phase for p in self.parts if not s.graph_phases.get(p.phase, True)}),
             },
             "decode_ms": q(self.decode_ms),
             "draft_ms": q(self.draft_ms),
@@ -251,6 +251,6 @@ def _warnings(s: Scenario, machine: Machine, need: Memory) -> list[str]:
     if not need.fits:
         out.append(
             f"does not fit: {need.weights / 1e9:.1f} GB of weights and {need.kv / 1e9:.1f} GB of KV cache a GPU of "
-            f"{need.capacity / 1e9:.0f} GB; raise --tp or lower --batch and --context"
+            f"{need.capacity / 1e9:.0f} GB; {'raise --tp or ' if s.parallel.tp < s.profile.gpus else ''}lower --batch and --context"
         )
     return out

@@ -32,6 +32,7 @@ METHODS = ("eagle3", "eagle", "mtp", "draft-model", "dflash", "dspark", "ngram",
 PHASES = ("decode", "draft", "verify", "extend")
 FIELD_MODEL, FIELD_HARDWARE, FIELD_TP = "Kimi-K2.5", "8x-pcie-field", 8
 DEFAULT_CONTEXT, DEFAULT_DRAFT_TOKENS = 2048, 3
+NO_CAP = 2**31  # running requests
 LIMITS = {
     "batch": 65536,
     "context": 16_777_216,
@@ -77,22 +78,26 @@ class Scenario:
             compute_capability=self.profile.gpu.compute_capability,
         )
 
-    @cached_property
-    def captured(self) -> Mapping[str, tuple[int, ...]]:
-        """Batch sizes that have a graph, by phase."""
-        rows = int(np.max(self.draft_tokens))
-        return {
-            phase: self.engine.captured_batches(
-                self.options.get("cuda_graph_max_bs"),
-                self.method != "none" and phase != "decode",  # decode is the server without speculation
-                self.profile.gpu.memory_gb,
-                self.parallel.tp,
-                rows=rows if phase in ("verify", "extend") else 1,
-                explicit=self.options.get("captured_sizes"),
-                max_running=self.options.get("max_running_requests"),
-            )
-            for phase in PHASES
-        }
+    def captured(self, phase: str, rows: int = 1) -> tuple[int, ...]:
+        """Batch sizes that have a graph in a phase of `rows` rows a sequence.
+
+        A batch that the scenario asks for is one that the server runs, whatever cap on running requests it would have
+        by default: beyond it requests queue, which is a warning, and nothing runs eagerly.
+        """
+        speculative = self.method != "none" and phase != "decode"  # decode is the server without speculation
+        given = self.options.get("max_running_requests")
+        running = given or (self.engine.running_cap_speculative if speculative else None)
+        if running is not None and np.max(self.batch) > running:
+            running = NO_CAP
+        return self.engine.captured_batches(
+            self.options.get("cuda_graph_max_bs"),
+            speculative,
+            self.profile.gpu.memory_gb,
+            self.parallel.tp,
+            rows=rows if phase in ("verify", "extend") else 1,
+            explicit=self.options.get("captured_sizes"),
+            max_running=running,
+        )
 
     @cached_property
     def network(self) -> Network:
@@ -149,12 +154,26 @@ def build(
         warnings.append(f"no --hardware given: the box is {FIELD_HARDWARE}")
     described = load_engine(engine or "sglang", options.pop("version", None))
     parallel = _parallel(target, profile, tp, ep, dp_attention)
+    if target.draft is not None and target.draft.kind != "model":
+        raise InputError(f"{target.name} is a {target.draft.kind} drafter, not a target", where="--model", mend="give it as --draft")  # fmt: skip
     drafter, kind = _drafter(target, draft, method, described.name)
+    if draft is not None and drafter is None:
+        warnings.append(f"method {kind} has no draft model: --draft is left out")
+    if kind == "none" and (draft_tokens is not None or num_steps is not None or topk is not None):
+        warnings.append("without speculation draft tokens, steps and topk have no meaning and are left out")
+    if drafter is not None:
+        _check_heads(drafter, parallel)
+        if kind == "draft-model" and drafter.vocab != target.vocab:
+            warnings.append(f"{drafter.name} has {drafter.vocab} tokens, {target.name} {target.vocab}: they must share a tokenizer")  # fmt: skip
     target_warnings = [*target.warnings, *(drafter.warnings if drafter is not None and draft is not None else ())]
     steps, tokens, branch, said = resolve_lengths(kind, num_steps, draft_tokens, topk, drafter)
     warnings += said
     rows = _positive("batch", 1 if batch is None else batch)
     cached = _positive("context", DEFAULT_CONTEXT if context is None else context, least=0)
+    if target.max_context and np.any(cached > target.max_context):
+        warnings.append(f"context {np.max(cached):g} is beyond the {target.max_context} tokens of {target.name}")
+    if routing is not None and target.experts is None:
+        warnings.append(f"{target.name} has no experts: --routing is left out")
     given = [n for n, v in (("--accept-rate", accept_rate), ("--accept-length", accept_length),
                             ("--accept-per-position", accept_per_position), ("--accept-profile", accept_profile),
                             ("acceptance", acceptance)) if v is not None]  # fmt: skip
@@ -224,7 +243,8 @@ def _positive(name: str, value: ArrayLike, least: float = 1) -> Array:
 
 def _scalar(value: Array, option: str) -> int:
     if value.size != 1:
-        raise InputError("needs one draft length", where=option, mend="give --accept-rate for several draft lengths")
+        mend = "give --accept-rate for several draft lengths" if option == "--accept-length" else "give one number"
+        raise InputError("has several values where one is needed", where=option, mend=mend)
     return int(value.reshape(-1)[0])
 
 
@@ -232,14 +252,8 @@ def _parallel(
     model: Model, profile: Profile, tp: int | None, ep: int | None, dp_attention: int | bool | None
 ) -> Parallel:
     heads = sorted({layer.attention.heads for layer, _ in model.layers if layer.attention and layer.attention.heads})
-    ranks = default_tp(heads, profile.gpus) if tp is None else int(_positive("tp", tp))
-    for h in heads:
-        if h % ranks:
-            fit = [n for n in range(1, ranks + 1) if all(x % n == 0 for x in heads)]
-            raise InputError(
-                f"tp {ranks} does not divide {h} attention heads", where="--tp", mend=f"one of {fit} would"
-            )
-    groups = 1 if ep is None else int(_positive("ep", ep))
+    ranks = default_tp(heads, profile.gpus) if tp is None else _scalar(_positive("tp", tp), "--tp")
+    groups = 1 if ep is None else _scalar(_positive("ep", ep), "--ep")
     experts = model.experts
     if groups > 1 and experts is None:
         raise InputError(f"{model.name} has no experts", where="--ep", mend="leave --ep out")
@@ -252,7 +266,24 @@ def _parallel(
         )
     if ranks > profile.gpus:
         raise InputError(f"tp {ranks} needs more GPUs than the {profile.gpus} of {profile.name}", where="--tp", mend=f"tp up to {profile.gpus}, or another --hardware")  # fmt: skip
-    return Parallel(ranks, groups, dp)
+    parallel = Parallel(ranks, groups, dp)
+    _check_heads(model, parallel)
+    return parallel
+
+
+def _check_heads(model: Model, parallel: Parallel) -> None:
+    """Raise InputError where the ranks of one attention layer do not divide its heads, or neither divide its K/V heads
+    nor are divided by them."""
+    ranks = parallel.attention
+    for layer, _ in model.layers:
+        a = layer.attention
+        if a is None or not a.heads:
+            continue
+        kv = a.kv_heads if a.kind == "gqa" else 0
+        if a.heads % ranks or (kv and kv % ranks and ranks % kv):
+            what = f"{a.heads} attention heads" if a.heads % ranks else f"{kv} K/V heads"
+            fit = [n for n in range(1, ranks + 1) if a.heads % n == 0 and not (kv and kv % n and n % kv)]
+            raise InputError(f"tp {ranks} does not divide {what} of {model.name}", where="--tp", mend=f"one of {fit} would")  # fmt: skip
 
 
 def default_tp(heads: list[int], gpus: int) -> int:
@@ -262,6 +293,8 @@ def default_tp(heads: list[int], gpus: int) -> int:
 
 def _drafter(target: Model, draft: str | Model | None, method: str | None, engine: str) -> tuple[Model | None, str]:
     """The drafter and the method: what is given, else the target's public draft, else its built-in MTP, else none."""
+    if method in ("domino", "peagle", "medusa", "lookahead", "suffix", "hydra"):
+        raise InputError(f"method {method} has no cost model", where="--method", mend=f"one of {', '.join(METHODS)}")
     if method is not None and method not in METHODS:
         from specsim.errors import did_you_mean
 
@@ -314,13 +347,13 @@ def resolve_lengths(
     """
     if method == "none":
         return np.zeros(()), np.ones(()), 1, []
-    branch = 1 if topk is None else int(_positive("topk", topk))
+    branch = 1 if topk is None else _scalar(_positive("topk", topk), "--topk")
     steps = None if num_steps is None else _positive("num_steps", num_steps)
-    tokens = None if draft_tokens is None else _positive("draft_tokens", draft_tokens)
-    if tokens is not None and np.any(tokens < 2):
-        raise InputError("a cycle verifies at least 2 tokens, the root and one drafted", where="--draft-tokens", mend="give 2 or more, or --method none")  # fmt: skip
+    tokens = None if draft_tokens is None else _positive("draft_tokens", draft_tokens, least=2)
+    block = drafter.draft.block if drafter is not None and drafter.draft else 0
+    if block and tokens is not None and np.any(tokens > block):
+        raise InputError(f"{drafter.name if drafter else method} drafts blocks of {block} tokens", where="--draft-tokens", mend=f"give 2 to {block}")  # fmt: skip
     if steps is None and tokens is None:
-        block = drafter.draft.block if drafter is not None and drafter.draft else 0
         tokens = np.asarray(float(block or DEFAULT_DRAFT_TOKENS))
     said: list[str] = []
     if branch == 1:

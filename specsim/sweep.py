@@ -25,7 +25,7 @@ from specsim.acceptance import Acceptance, rate_for_length
 from specsim.cycle import evaluate
 from specsim.errors import InputError
 from specsim.machine import Machine
-from specsim.memory import RESERVE, rank_kv_per_token, rank_state, rank_weights
+from specsim.memory import RESERVE, rank_kv, rank_state, rank_weights
 from specsim.prediction import machine_of
 from specsim.scenarios import Scenario
 
@@ -157,8 +157,8 @@ class Case:
             models = [s.model] if lane is None or s.draft is None else [s.model, s.draft]
             rows = np.ones(1) if lane is None else lane.draft_tokens
             sequences = np.ceil(batch / s.parallel.dp)[:, None, None]
-            tokens = (context[None, :, None] + rows) * sequences
-            kv = sum(tokens * rank_kv_per_token(m, s.parallel) + sequences * rank_state(m, s.parallel) for m in models)
+            tokens = context[None, :, None] + rows
+            kv = sequences * sum(rank_kv(m, s.parallel, tokens) + rank_state(m, s.parallel) for m in models)
             weights = sum(rank_weights(m, s.parallel) for m in models)
             columns.append(np.asarray(weights + kv <= s.profile.gpu.memory_gb * 1e9 * (1 - RESERVE)))
         return np.concatenate(columns, axis=-1)
@@ -250,8 +250,7 @@ def _captured_alike(s: Scenario, d: Array, steps: Array) -> Iterator[list[int]]:
         return
     groups: dict[Any, list[int]] = {}
     for i in range(len(d)):
-        captured = replace(s, draft_tokens=d[i : i + 1], num_steps=steps[i : i + 1]).captured
-        groups.setdefault(tuple(sorted(captured.items())), []).append(i)
+        groups.setdefault((s.captured("verify", int(d[i])), s.captured("extend", int(d[i]))), []).append(i)
     yield from groups.values()
 
 

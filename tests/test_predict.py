@@ -205,6 +205,18 @@ BAD = {
     "rates": ("--accept-per-position", "0.5,x"),
     "launch line": ("--sglang-args", "--model-path 'x"),
     "ep without experts": ("--model", "Llama-3.1-8B", "--ep", "2"),
+    "a drafter as the target": ("--model", "kimi-k2.5-eagle3"),
+    "a block that is longer than drafted": (
+        "--model",
+        "Qwen3-8B",
+        "--draft",
+        "qwen3-8b-dflash",
+        "--draft-tokens",
+        "64",
+    ),
+    "a method without a cost model": ("--method", "medusa"),
+    "no draft tokens": ("--draft-tokens", "0"),
+    "an empty model": ("--model", ""),
     "draft of another size": ("--model", "Llama-3.1-8B", "--draft", "kimi-k2.5-eagle3"),
 }
 
@@ -271,6 +283,25 @@ def test_a_model_that_does_not_fit_is_a_warning_with_the_bytes(capsys: pytest.Ca
     p = document(capsys, "--model", "Llama-3.1-405B", "--hardware", "8x-h100", "--tp", "2", "--method", "none")
     assert p["memory"]["fits"] is False
     assert any("does not fit" in w and "GB" in w for w in p["warnings"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--method", "none", "--draft-tokens", "4"), "have no meaning"),
+        (("--method", "ngram", "--draft", "kimi-k2.5-eagle3", "--draft-tokens", "3"), "--draft is left out"),
+        (("--model", "Qwen3-8B", "--context", "500000"), "beyond the"),
+        (("--model", "Llama-3.1-8B", "--routing", "zipf:1"), "no experts"),
+        (("--batch", "64", "--draft-tokens", "3"), "would queue"),
+    ],
+)
+def test_what_is_left_out_is_said(arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert any(said in w for w in document(capsys, *arguments, "--hardware", "8x-h100")["warnings"])
+
+
+def test_eager_lists_phases_that_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    assert document(capsys, "--method", "none")["scenario"]["eager"] == []
+    assert document(capsys, "--draft-tokens", "3", "--eager", "verify")["scenario"]["eager"] == ["verify"]
 
 
 def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:

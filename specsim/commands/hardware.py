@@ -84,7 +84,7 @@ def show_command(name: str, plot: Path | None, as_json: bool) -> None:
 @plot_option
 @json_option
 def diff_command(a: str, b: str, plot: Path | None, as_json: bool) -> None:
-    """Compare two profiles, number by number; the last column is B relative to A.
+    """Compare two profiles, number by number. The last column is B relative to A.
 
     \b
     Example:  specsim hardware diff 8x-rtx-pro-6000 8x-pcie-field
@@ -119,7 +119,8 @@ def diff_command(a: str, b: str, plot: Path | None, as_json: bool) -> None:
 @click.option("--l2-mb", type=click.FloatRange(1, 1000), help="L2 cache of the GPU in MB, for tables without --into.")
 @json_option
 def import_command(what: str, into: str | None, output: Path | None, as_json: bool, **options: Any) -> None:
-    """Import measurements: the output of nccl-tests, nvbandwidth or p2pBandwidthLatencyTest, or operator tables.
+    """Import measurements into a profile. Read are the output of nccl-tests, nvbandwidth or p2pBandwidthLatencyTest, and
+    operator tables.
 
     aiconfigurator:SYSTEM fits the Parquet tables of an installed aiconfigurator package (pip install aiconfigurator).
 

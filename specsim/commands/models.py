@@ -75,7 +75,7 @@ def list_command(as_json: bool) -> None:
 @click.argument("model")
 @json_option
 def show_command(model: str, as_json: bool) -> None:
-    """Show MODEL: a preset's name, a folder with config.json, or a config file.
+    """Show a model as specsim reads it. MODEL is a preset's name, a folder with config.json, or a config file.
 
     \b
     Example:  specsim models show Kimi-K2.5 --json
