@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,9 @@ SCHEMA = "specsim.diagnosis/1"
 CLEAR = 4.0  # the likeliest explanation leads clearly when it has so many times the weight of the second
 DRAWS = 600
 MISFIT = 4.0  # deviations from the best explanation beyond which nothing explains an observation
+STEPS = ("decode", "verify", "cycle", "rate")
+UNGRAPHED = ("eager", "disable_cuda_graph", "captured_sizes", "cuda_graph_max_bs")  # options that a healthy box lacks
+FASTER = 0.75  # of a decode step: no verify of more rows, and no cycle, takes less
 
 
 @dataclass(frozen=True)
@@ -46,8 +49,9 @@ class Hypothesis:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The answer. `separable`: whether one explanation leads clearly. `facts`: what the given files say by themselves.
-    `expected_verify_ms`: of a healthy box that decodes as fast as observed."""
+    """The answer. `separable`: whether one explanation leads clearly and fits. `facts`: what the given files say by
+    themselves. `misfits`: why the observations cannot be right, or that nothing explains a step time; weights then only
+    say what is nearest. `expected_verify_ms`: of a healthy box that decodes as fast as observed."""
 
     scenario: Scenario | None
     observations: tuple[Observation, ...]
@@ -59,6 +63,7 @@ class Diagnosis:
     expected_verify_ms: Quantity | None = None
     facts: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    misfits: tuple[str, ...] = ()
     engine: str = "sglang"
     found: Posterior | None = field(default=None, repr=False, compare=False)
 
@@ -160,24 +165,33 @@ def diagnose(
     scenario None: nothing is known of model or hardware but the engine's name; only yes-or-no observations count. Raises ValueError when
     a time is observed without a scenario.
     """
+    scenario, observations = _declared(scenario, observations)
     found = posterior(scenario, observations, seed=seed)
     rng = np.random.default_rng((seed, 6))
     ranked = found.ranked()
     rows = max((o.probe.batch * o.probe.tokens for o in observations), default=0)
-    tests = [t for t in candidates(scenario, engine, rows) if not _answered(t, observations)]
+    no_graph = any(o.probe.name == "verify-graph" and not o.value for o in observations)
+    tests = [
+        t
+        for t in candidates(scenario, engine, rows)
+        if not _answered(t, observations) and not (t.id == "graphs-off" and no_graph)
+    ]
     appraised = appraise(found, tests, seed) if tests else []
     useful = tuple(a for a in appraised if a.bits >= LEAST_BITS)
+    misfits, doubts = _misfits(found, rng)
+    misfits = _impossible(scenario, observations) + misfits
     return Diagnosis(
         scenario=scenario,
         observations=tuple(observations),
-        separable=ranked[0][1] >= CLEAR * ranked[1][1],
+        separable=ranked[0][1] >= CLEAR * ranked[1][1] and not misfits,
         hypotheses=tuple(_hypothesis(found, f, w, rng) for f, w in ranked),
         experiments=useful,
         uninformative=tuple(uninformative(found, appraised, engine)),
         remedies=tuple(remedies(found, seed)),
         expected_verify_ms=_healthy(scenario, observations, seed),
         facts=tuple(facts),
-        warnings=(*warnings, *_misfits(found, rng)),
+        warnings=(*warnings, *misfits, *doubts),
+        misfits=tuple(misfits),
         engine=engine if scenario is None else scenario.engine.name,
         found=found,
     )
@@ -186,7 +200,7 @@ def diagnose(
 def elsewhere(options: Mapping[str, Any]) -> list[str]:
     """A sentence on how long a healthy cycle takes on the boxes that specsim knows; none when no box can serve this."""
     found = []
-    known = {k: v for k, v in options.items() if k != "draft"}  # the public draft will do
+    known = {k: v for k, v in options.items() if k not in (*UNGRAPHED, "draft")}  # the public draft will do
     for name in list_profiles():
         profile = load_profile(name)
         if profile.cpu or profile.gpus < int(options.get("tp") or 1) or any("inferred" in c for c in profile.caveats):
@@ -203,6 +217,56 @@ def elsewhere(options: Mapping[str, Any]) -> list[str]:
     return [
         f"A healthy cycle of this model takes {low:.1f} ms ({first}) to {high:.1f} ms ({last}) on the boxes that specsim knows."
     ]
+
+
+def _declared(s: Scenario | None, observations: Sequence[Observation]) -> tuple[Scenario | None, Sequence[Observation]]:
+    """Settings that run verify without a graph are a finding like any other: the fault stands for it, the others are
+    priced with a graph."""
+    if s is None or s.method == "none" or _verify_graph(s):
+        return s, observations
+    options = {k: v for k, v in s.options.items() if k != "disable_cuda_graph"}
+    if "disable_cuda_graph" in s.options:
+        mended = replace(s, options=options, eager=frozenset({"decode", "draft", "extend"}))
+    elif "verify" in s.eager:
+        mended = replace(s, eager=s.eager - {"verify"})
+    elif {"captured_sizes", "cuda_graph_max_bs"} & set(
+        options
+    ):  # a default may have changed; what was asked for has not
+        rows = 1 if s.engine.name == "sglang" else int(np.max(s.draft_tokens))
+        options = {k: v for k, v in options.items() if k != "captured_sizes"} | {"cuda_graph_max_bs": _batch(s) * rows}
+        mended = replace(s, options=options)
+    else:
+        return s, observations
+    if not _verify_graph(mended):
+        return s, observations
+    flag = Observation(Probe("yes", name="verify-graph"), 0.0, "settings")
+    said = any(o.probe == flag.probe for o in observations)
+    return mended, [*observations, *([] if said else [flag])]
+
+
+def _verify_graph(s: Scenario) -> bool:
+    """Whether verify runs in a graph under the scenario's settings."""
+    return s.graph_phases["verify"] and _batch(s) <= max(s.captured("verify", int(np.max(s.draft_tokens))), default=0)
+
+
+def _impossible(s: Scenario | None, observations: Sequence[Observation]) -> list[str]:
+    """Step times that contradict each other whatever the box."""
+    if s is None or "decode" in s.eager:
+        return []
+    out = []
+    plain = {o.probe.batch: o.value for o in observations if o.probe.kind == "decode" and not o.probe.eager}
+    verifies = {o.probe.batch: o.value for o in observations if o.probe.kind == "verify" and not o.probe.eager}
+    for o in observations:
+        p = o.probe
+        decode, verify = plain.get(p.batch), verifies.get(p.batch)
+        if p.kind in ("verify", "cycle") and not p.eager and decode is not None and o.value < FASTER * decode:
+            out.append(
+                f"{label(p)} = {o.value:g} ms cannot be: it does all that a plain decode step of {decode:g} ms does, and"
+                " more. Are both times of one server, and was the GPU waited for before the clock was stopped?"
+            )
+        elif p.kind == "cycle" and verify is not None and o.value < 0.95 * verify:
+            out.append(f"{label(p)} = {o.value:g} ms cannot be: the verify inside it takes {verify:g} ms.")
+    return out
 
 
 def _answered(test: Experiment, observations: Sequence[Observation]) -> bool:
@@ -242,9 +306,10 @@ def _healthy(s: Scenario | None, observations: Sequence[Observation], seed: int)
     return spread(found.boxes.predict_at(probe, healthy, chosen))
 
 
-def _misfits(found: Posterior, rng: np.random.Generator) -> list[str]:
-    """Observations that no explanation comes near."""
-    out = []
+def _misfits(found: Posterior, rng: np.random.Generator) -> tuple[list[str], list[str]]:
+    """Observations that no explanation comes near: step times, and others."""
+    steps: list[str] = []
+    others: list[str] = []
     for o in found.observations:
         if o.probe.binary:
             continue
@@ -257,8 +322,16 @@ def _misfits(found: Posterior, rng: np.random.Generator) -> list[str]:
             if z < nearest:
                 nearest, best = z, float(np.median(predicted))
         if nearest > MISFIT:
-            out.append(
+            (steps if o.probe.kind in STEPS else others).append(
                 f"nothing explains {label(o.probe)} = {o.value:g} {o.probe.unit}: the nearest explanation gives {best:.3g}."
-                " Are --model, --hardware, --tp and --batch those of the server?"
+                f" {_unit(best / o.value) if o.probe.unit == 'ms' else ''}"
+                "Are --model, --hardware, --tp and --batch those of the server?"
             )
-    return out
+    return steps, others
+
+
+def _unit(ratio: float) -> str:
+    """What a factor of a thousand between prediction and observation suggests."""
+    if 300 < ratio < 3000:
+        return "Was it given in seconds? "
+    return "Was it given in us? " if 300 < 1 / ratio < 3000 else ""

@@ -26,6 +26,8 @@ SURE = 0.9  # an explanation above it is to be confirmed rather than found
 FAR = 1.3  # decode observed over predicted
 GAINS = 3  # remedies named in the text
 LIKELY = 0.05  # explanations below this weight are not named in the text
+NAMED = 0.01  # nor below this one, when a test sets no likelier ones apart
+AGREES = 0.12  # log distance within which an accept length agrees with throughput x cycle
 
 
 def situation(d: Diagnosis) -> str:
@@ -52,8 +54,8 @@ def situation(d: Diagnosis) -> str:
 def baseline(d: Diagnosis) -> str:
     """Said when the decode step itself is far from what the profile predicts."""
     decode = d.observed("decode")
-    if decode is None or d.scenario is None or d.found is None:
-        return ""
+    if decode is None or d.scenario is None or d.found is None or "decode" in d.scenario.eager:
+        return ""  # launched by the host, whose speed no profile knows
     predicted = float(
         d.found.boxes.predict(Probe("decode", batch=int(np.max(d.scenario.batch))), BY_ID["weak-drafter"])[0]
     )
@@ -78,7 +80,37 @@ def breakeven(d: Diagnosis) -> str:
         return f"With this cycle speculation would need {need} tokens a cycle to break even; {most:g} is the most there can be."
     known = s.accept_length
     has = f"; the drafter gives {float(known.reshape(-1)[0]):.2f}" if known is not None else ""
+    implied = _implied(d)
+    if implied is not None and known is not None:
+        has = f". The drafter is said to give {float(known.reshape(-1)[0]):.2f}, but throughput and cycle make it {implied:.2f}"
     return f"With this cycle speculation breaks even at {need} of at most {most:g} tokens a cycle{has}."
+
+
+def _implied(d: Diagnosis) -> float | None:
+    """Tokens a cycle of a throughput and a cycle that were both observed, where they contradict the accept length."""
+    rate, cycle, s = d.observed("rate"), d.observed("cycle"), d.scenario
+    if rate is None or cycle is None or s is None or s.accept_length is None:
+        return None
+    implied = rate * cycle / 1e3 / float(np.max(s.batch))
+    return None if abs(np.log(implied / float(s.accept_length.reshape(-1)[0]))) < AGREES else implied
+
+
+def payoff(d: Diagnosis) -> float | None:
+    """Tokens with speculation over those without, clear of 1; None where that is not known or not clear."""
+    off = next((r.gain for r in d.remedies if r.id == "speculation-off"), None)
+    if off is None or off.low <= 1 <= off.high:
+        return None
+    return 1 / off.value
+
+
+def name(d: Diagnosis, h: Hypothesis) -> str:
+    """A fault in words, as it stands in this case: a drafter that pays is not weak."""
+    if h.fault.id != "weak-drafter":
+        return h.fault.name
+    gain = payoff(d)
+    if gain is None:
+        return "nothing is slow: whether speculation pays is up to the drafter"
+    return "nothing is slow, and speculation pays" if gain > 1 else h.fault.name
 
 
 def verdict(d: Diagnosis) -> str:
@@ -86,14 +118,32 @@ def verdict(d: Diagnosis) -> str:
     first, second = d.hypotheses[:2]
     if not d.observations:
         return "No time or flag could be weighed: these are the weights before any evidence."
+    if d.misfits:
+        return (
+            f"These numbers fit no explanation. The nearest is {first.fault.id}, and its weight of {first.weight:.0%} only"
+            " says that the others are further off: check the numbers first."
+        )
     if d.separable and first.fault.id == "weak-drafter":
-        return f"Most likely ({first.weight:.0%}) nothing is slow: whether speculation pays is up to the drafter."
+        return f"Most likely ({first.weight:.0%}) {name(d, first)}."
     if d.separable:
         return f"Most likely ({first.weight:.0%}): {first.fault.name}."
     return (
-        f"{_evidence(d)} cannot tell {first.fault.id} ({first.weight:.0%}: {first.fault.name})"
-        f" from {second.fault.id} ({second.weight:.0%}: {second.fault.name})."
+        f"{_evidence(d)} cannot tell {first.fault.id} ({first.weight:.0%}: {name(d, first)})"
+        f" from {second.fault.id} ({second.weight:.0%}: {name(d, second)})."
     )
+
+
+def pays(d: Diagnosis) -> str:
+    """Said when speculation is worth having as it is: what is left to gain is no reason to turn it off."""
+    gain = payoff(d)
+    if gain is None or gain < 1 or d.misfits:
+        return ""
+    if d.scenario is not None and "decode" in d.scenario.eager:
+        return (
+            f"Speculation pays here, {gain:.2f} times the tokens of plain decoding, but plain decoding runs without graphs"
+            " as well: compare with plain decoding in graphs."
+        )
+    return f"Speculation pays: {gain:.2f} times the tokens of plain decoding."
 
 
 def _evidence(d: Diagnosis) -> str:
@@ -119,13 +169,28 @@ def next_test(d: Diagnosis) -> str:
 
 def _answers(d: Diagnosis, a: Appraisal) -> str:
     """Outcomes by explanation: "about 28 ms means allreduce-steep, about 16 ms verify-eager"."""
-    likely = [h for i, h in enumerate(d.hypotheses) if h.weight >= LIKELY or i < 2]
-    probe, predicted = _telling(likely, a)
+    count = len([h for i, h in enumerate(d.hypotheses) if h.weight >= LIKELY or i < 2])
+    while True:
+        likely = list(d.hypotheses[:count])
+        probe, predicted = _telling(likely, a)
+        groups = _outcomes(likely, probe, predicted)
+        if len(groups) > 1 or count == len(d.hypotheses) or d.hypotheses[count].weight < NAMED:
+            break
+        count += 1
+    if len(groups) < 2:
+        return ""
+    if probe.binary:
+        return "; ".join(f"{word} speaks for {', '.join(ids)}" for word, ids in groups) + "."
+    said = "; ".join(f"{value} means {', '.join(ids)}" for value, ids in groups)
+    return f"{label(probe)[0].upper()}{label(probe)[1:]}: {said}."
+
+
+def _outcomes(likely: list[Hypothesis], probe: Probe, predicted: dict[str, Quantity]) -> list[tuple[str, list[str]]]:
+    """Outcomes in words, each with the explanations that it speaks for."""
     if probe.binary:
         yes = [h.fault.id for h in likely if predicted[h.fault.id].value > 0.5]
         no = [h.fault.id for h in likely if predicted[h.fault.id].value <= 0.5]
-        parts = [f"{word} speaks for {', '.join(ids)}" for word, ids in (("Yes", yes), ("No", no)) if ids]
-        return "; ".join(parts) + "."
+        return [(word, ids) for word, ids in (("Yes", yes), ("No", no)) if ids]
     groups: list[tuple[float, list[str]]] = []
     for h in sorted(likely, key=lambda h: -predicted[h.fault.id].value):
         value = predicted[h.fault.id].value
@@ -133,8 +198,7 @@ def _answers(d: Diagnosis, a: Appraisal) -> str:
             groups[-1][1].append(h.fault.id)
         else:
             groups.append((value, [h.fault.id]))
-    said = "; ".join(f"about {value:.3g} {probe.unit} means {', '.join(ids)}" for value, ids in groups)
-    return f"{label(probe)[0].upper()}{label(probe)[1:]}: {said}."
+    return [(f"about {value:.3g} {probe.unit}".rstrip(), ids) for value, ids in groups]
 
 
 def _telling(likely: list[Hypothesis], a: Appraisal) -> tuple[Probe, dict[str, Quantity]]:
@@ -164,7 +228,7 @@ def gains(d: Diagnosis) -> list[str]:
             continue
         how = f": {r.command}" if r.command else ""
         out.append(
-            f"If it is {' or '.join(r.helps)}, {r.gain_if_right} times the tokens ({r.gain_if_right.interval}) are to be had:"
+            f"If it is {' or '.join(r.helps)}, {r.gain_if_right.value:.2f} times the tokens ({r.gain_if_right.low:.2f} to {r.gain_if_right.high:.2f}) are to be had:"
             f" {r.what}{how}."
         )
     return out
@@ -174,15 +238,17 @@ def page(d: Diagnosis) -> Iterator[tuple[str, str]]:
     """Paragraphs as (text, style)."""
     for fact in d.facts:
         yield fact, ""
-    for text in (situation(d), baseline(d), breakeven(d)):
+    for text in (situation(d), baseline(d), breakeven(d), pays(d)):
         if text:
             yield text, ""
+    for text in d.misfits:
+        yield f"{text[0].upper()}{text[1:]}", "yellow"
     yield verdict(d), "bold"
     yield next_test(d), ""
     if d.experiments and d.experiments[0].bits >= FEW_BITS:
         yield f"  {d.experiments[0].experiment.command}", "cyan"
         yield f"  then again with {d.experiments[0].experiment.tell}", "dim"
-    for text in gains(d)[:GAINS]:
+    for text in [] if d.misfits else gains(d)[:GAINS]:
         yield text, ""
     for u in d.uninformative[:1]:
         yield f"Cannot help: {u.id}. {u.why[0].upper()}{u.why[1:]}.", ""
@@ -208,7 +274,7 @@ def hypotheses_table(d: Diagnosis) -> Table:
     table = _table([("weight", "right"), ("explanation", "left"), ("", "left"), *times], "explanations")
     for h in d.hypotheses[:SHOWN]:
         cells = [_short(h.decode_ms), _short(h.verify_ms)] if priced else []
-        table.add_row(_percent(h.weight), h.fault.id, h.fault.name, *cells)
+        table.add_row(_percent(h.weight), h.fault.id, name(d, h), *cells)
     rest = d.hypotheses[SHOWN:]
     table.add_row(_percent(sum(h.weight for h in rest)), "others", ", ".join(h.fault.id for h in rest))
     return table
@@ -254,7 +320,8 @@ def _gain(r: Remedy) -> str:
         if r.accept_length_needed is not None:
             return f"break-even {r.accept_length_needed}"
         return "" if r.cycle_ms is None else f"cycle {r.cycle_ms} ms"
-    return f"x {r.gain_if_right} ({r.gain_if_right.interval})"
+    q = r.gain_if_right
+    return f"x {q.value:.2f}" + (f" ({q.low:.2f} to {q.high:.2f})" if q.low < q.high else "")
 
 
 def why_not(d: Diagnosis) -> Iterator[str]:

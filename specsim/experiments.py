@@ -93,6 +93,9 @@ def candidates(s: Scenario | None, engine: str = "sglang", rows: int = 0) -> lis
 def _log_tests(sglang: bool) -> list[Experiment]:
     if not sglang:
         return [
+            Experiment("graph-flag", "whether graphs are on and captured up to batch x (num_speculative_tokens + 1) tokens", 1,
+                       'grep -oE "enforce_eager=[A-Za-z]+|.?cudagraph_mode[^,]*|.?max_cudagraph_capture_size[^,]*" server.log | sort -u',
+                       (Probe("yes", name="verify-graph"),), "--result graph-flag=yes|no"),
             Experiment("queue", "whether requests wait while the batch stays below what is sent", 1,
                        'grep -o "Running: [0-9]* reqs, Waiting: [0-9]* reqs" server.log | tail -20',
                        (Probe("yes", name="queue"),), "--result queue=yes|no"),
@@ -148,7 +151,7 @@ def _server_tests(s: Scenario, b: int, d: int, sglang: bool) -> list[Experiment]
     parts = tuple(Probe("component", batch=b, tokens=d, name=n, noise=COMPONENT_NOISE) for n in names)
     profile = (
         "curl -X POST localhost:30000/start_profile -H 'Content-Type: application/json' -d '{\"num_steps\": 5}'"
-        if sglang else "curl -X POST localhost:8000/start_profile; sleep 1; curl -X POST localhost:8000/stop_profile"
+        if sglang else "curl -X POST localhost:8000/start_profile; sleep 1; curl -X POST localhost:8000/stop_profile  # needs a server started with a profiler directory"
     )  # fmt: skip
     lengths = tuple(n for n in (2, d + 2) if n != d)
     flag = "--disable-cuda-graph" if sglang else "--enforce-eager"

@@ -76,6 +76,9 @@ def read_launch(
     read = _Reader(values, positional, parts.env, notes, numbers, architecture)
     options = _sglang(read) if engine == "sglang" else _vllm(read)
     _not_modelled(options, read)
+    stray = positional if "--model-path" in values else positional[1:]
+    if stray:
+        notes.append(f"words that belong to no flag, left out: {' '.join(stray)[:200]}")
     if version is not None:
         options["version"] = release.version
     elif tag:

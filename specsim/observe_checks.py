@@ -254,7 +254,7 @@ def read_rates(pairs: Iterable[tuple[float, float]], draft_tokens: int | None = 
     return RateMeaning(
         "unknown",
         draft_tokens,
-        f"{CONTRADICTION}accept rate fits no definition for d = {draft_tokens or 'any'}; length used",
+        f"{CONTRADICTION}accept rate fits no definition for {f'd = {draft_tokens}' if draft_tokens else 'any d'}; length used",
     )
 
 

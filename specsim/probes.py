@@ -93,6 +93,14 @@ class Boxes:
         other.machine, other._known = machine, {}
         return other
 
+    def of(self, scenario: Scenario) -> Boxes:
+        """The same boxes serving another scenario."""
+        if scenario is self.scenario:
+            return self
+        other = copy(self)
+        other.scenario, other._known = scenario, {}
+        return other
+
     def predict(self, probe: Probe, fault: Fault) -> Array:
         """The probe's value on every box of the fault. Raises ValueError for a time without a scenario."""
         key = (probe, fault.id)

@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 from specsim.hypotheses import BY_ID, Fault
 from specsim.machine import Machine
 from specsim.posterior import WORTH, Posterior, spread
-from specsim.probes import Boxes, Probe
+from specsim.probes import Boxes, Observation, Probe
 from specsim.quantities import Quantity
 from specsim.scenarios import Scenario
 
 Array = NDArray[np.float64]
 DRAWS = 600
 HEALTHY = BY_ID["weak-drafter"]
+WORTHWHILE = 1.02  # a remedy that gives less, where it is the right one, is none
 
 
 @dataclass(frozen=True)
@@ -67,14 +68,35 @@ class _Mixture:
     def seen(self, probe: Probe) -> Array:
         """The probe as it was observed, with its noise; as priced where it was not. A throughput tells the cycle too."""
         for o in self.found.observations:
-            if (o.probe.kind, o.probe.batch, o.probe.tokens) == (probe.kind, probe.batch, probe.tokens):
+            if (o.probe.kind, o.probe.batch, o.probe.tokens, o.probe.eager) == (
+                probe.kind,
+                probe.batch,
+                probe.tokens,
+                False,
+            ):
                 return self._around(o.value, o.probe.noise)
-        length = None if self.found.boxes.scenario is None else self.found.boxes.scenario.accept_length
-        for o in self.found.observations:
-            if probe.kind == "cycle" and o.probe.kind == "rate" and o.probe.batch == probe.batch and length is not None:
+        if probe.kind == "cycle":
+            length = None if self.found.boxes.scenario is None else self.found.boxes.scenario.accept_length
+            rate = self.observed("rate", probe.batch, probe.tokens)
+            if rate is not None and length is not None:
                 running = self.running(probe.batch)
-                return self._around(1e3 * float(length.reshape(-1)[0]) / o.value, o.probe.noise) * running
+                return self._around(1e3 * float(length.reshape(-1)[0]) / rate.value, rate.probe.noise) * running
+            verify = self.observed("verify", probe.batch, probe.tokens)
+            if verify is not None:  # measured, whatever explains it; what comes on top is priced
+                rest = self.price(probe) - self.price(verify.probe)
+                return self._around(verify.value, verify.probe.noise) + np.maximum(rest, 0.0)
         return self.price(probe)
+
+    def observed(self, kind: str, batch: int, tokens: int) -> Observation | None:
+        """The first observation of a kind at this batch and as many tokens, in graphs or not as the server runs it."""
+        for o in self.found.observations:
+            if (o.probe.kind, o.probe.batch, o.probe.tokens, o.probe.eager) == (kind, batch, tokens, False):
+                return o
+        return None
+
+    def around(self, o: Observation) -> Array:
+        """An observation with its noise."""
+        return self._around(o.value, o.probe.noise)
 
     def _around(self, value: float, noise: float) -> Array:
         n = sum(len(d.chosen) for d in self.draws)
@@ -140,7 +162,7 @@ MENDS = (
         "attention-kernel",
         "another attention backend for verify",
         "--attention-backend",
-        "VLLM_ATTENTION_BACKEND",
+        "--attention-backend (VLLM_ATTENTION_BACKEND before 0.13)",
         ("verify-attention",),
     ),
     Mend(
@@ -190,7 +212,8 @@ def remedies(found: Posterior, seed: int = 0) -> list[Remedy]:
         weight = sum(found.weights[h] for h in m.helps)
         if weight < WORTH:
             continue
-        after = mixture.price(cycle, m.helps)
+        graphs = replace(s, eager=frozenset()) if m.id == "graph-for-verify" and s.eager else s  # one flag for all
+        after = mixture.price(cycle, m.helps, found.boxes.of(graphs))
         gain = mixture.price(cycle) / after
         if m.id == "admit-more":
             gain = gain * np.where(mixture.of(m.helps), b / running, 1.0)
@@ -198,8 +221,9 @@ def remedies(found: Posterior, seed: int = 0) -> list[Remedy]:
         out.append(_mend(m.id, m.what, command, m.helps, weight, gain, after, mixture.of(m.helps)))
     if s.parallel.tp > 1:
         out.append(_allreduce(found, mixture, cycle))
+    out = [r for r in out if r.gain_if_right is None or r.gain_if_right.value >= WORTHWHILE]
     out.sort(key=lambda r: -r.chance * (r.gain_if_right.value - 1 if r.gain_if_right else 0.0))
-    out += _choices(s, mixture, now, plain, b, d)
+    out += _choices(s, mixture, now, plain * running / b, b, d)
     return out
 
 
@@ -243,7 +267,8 @@ def _best_link(m: Machine, ranks: int) -> tuple[Machine, str]:
 
 
 def _choices(s: Scenario, mixture: _Mixture, now: Array, plain: Array, b: int, d: int) -> list[Remedy]:
-    """Fewer draft tokens, no speculation, a better drafter."""
+    """Fewer draft tokens, no speculation, a better drafter. plain: ms in which plain decoding of all that are sent gives
+    a token to as many sequences as the speculating server runs."""
     needed = now / plain
     most = float(min(np.max(s.num_steps), d - 1)) + 1
     length = None if s.accept_length is None else float(s.accept_length.reshape(-1)[0])
@@ -263,6 +288,9 @@ def _choices(s: Scenario, mixture: _Mixture, now: Array, plain: Array, b: int, d
         )
         out.append(Remedy("fewer-draft-tokens", f"{fewer} instead of {d}", flag, (), 1.0, gain, gain, spread(after)))
     off = None if length is None else spread(needed / length)
+    rate = mixture.observed("rate", b, d)
+    if rate is not None and off is not None:  # both rates are known, whatever the acceptance means
+        off = spread(1e3 * mixture.running(b) / plain / mixture.around(rate))
     out.append(
         Remedy(
             "speculation-off",

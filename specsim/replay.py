@@ -276,14 +276,14 @@ def show(result: Result, console: Console, rows: int = 20) -> None:
         table.add_row(phase, str(s["n"]), *figures)
     console.print(table)
     worst = Table(title="Worst first", title_justify="left", box=box.SIMPLE, padding=(0, 1, 0, 0))
-    for name in ("record", "phase", "batch", "context", "observed", "predicted", "80 % interval", "error", ""):
-        worst.add_column(
-            name, justify="left" if name in ("record", "phase") else "right", overflow="fold", no_wrap=name != "record"
-        )
+    worst.add_column("record", min_width=18, overflow="fold")  # the keys stay whole or folded at any width
+    worst.add_column("phase", no_wrap=True)
+    for name in ("batch, context", "observed", "predicted", "80 % interval", "error"):
+        worst.add_column(name, justify="right", overflow="fold", no_wrap=name in ("observed", "predicted", "error"))
     for p in result.pairs[:rows]:
         interval = f"{_short(p.low)}..{_short(p.high)}"
-        cells = (p.record, p.phase, str(p.batch), str(p.context), _short(p.observed), _short(p.predicted), interval)
-        worst.add_row(*cells, f"{p.error:+.1%}", "" if p.covered else "*")
+        cells = (p.record, p.phase, f"{p.batch}, {p.context}", _short(p.observed), _short(p.predicted), interval)
+        worst.add_row(*cells, f"{p.error:+.1%}{' ' if p.covered else '*'}")
     console.print(worst)
     more = f"{len(result.pairs) - rows} more pairs: --json lists all. " if len(result.pairs) > rows else ""
     console.print(f"{more}Times in ms, break_even in tokens a cycle. * observed outside the interval.")

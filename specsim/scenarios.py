@@ -157,6 +157,13 @@ def build(
     if target.draft is not None and target.draft.kind != "model":
         raise InputError(f"{target.name} is a {target.draft.kind} drafter, not a target", where="--model", mend="give it as --draft")  # fmt: skip
     drafter, kind = _drafter(target, draft, method, described.name)
+    wants = [
+        x
+        for x in (draft_tokens, num_steps, accept_rate, accept_length, accept_per_position, accept_profile)
+        if x is not None
+    ]
+    if kind == "none" and method is None and wants:
+        raise InputError(f"no public draft of {target.name} is known", where="--draft", mend="give --draft or --method, or leave the draft tokens and the acceptance out")  # fmt: skip
     if draft is not None and drafter is None:
         warnings.append(f"method {kind} has no draft model: --draft is left out")
     if kind == "none" and (draft_tokens is not None or num_steps is not None or topk is not None):
@@ -282,7 +289,7 @@ def _check_heads(model: Model, parallel: Parallel) -> None:
         kv = a.kv_heads if a.kind == "gqa" else 0
         if a.heads % ranks or (kv and kv % ranks and ranks % kv):
             what = f"{a.heads} attention heads" if a.heads % ranks else f"{kv} K/V heads"
-            fit = [n for n in range(1, ranks + 1) if a.heads % n == 0 and not (kv and kv % n and n % kv)]
+            fit = [n for n in range(1, 65) if a.heads % n == 0 and not (kv and kv % n and n % kv)]
             raise InputError(f"tp {ranks} does not divide {what} of {model.name}", where="--tp", mend=f"one of {fit} would")  # fmt: skip
 
 

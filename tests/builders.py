@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import replace
 from typing import Any
 
@@ -111,3 +112,9 @@ def scenario(model: Model | None = None, draft: Model | None = None, *, tp: int 
     tokens = np.asarray(d, dtype=float)
     return Scenario(target, drafter, box or profile(), engine or load_engine("sglang"), Parallel(tp), np.asarray(batch, dtype=float),
                     np.asarray(context, dtype=float), more.pop("method", "eagle3"), tokens, tokens - 1, **more)  # fmt: skip
+
+
+def heed_interrupts() -> None:
+    """For a child process: take SIGINT as a terminal would send it, also where the tests themselves run in the background,
+    whose children ignore it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)

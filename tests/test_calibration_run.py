@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import heed_interrupts
 
 from specsim.errors import WorkError
 from specsim.profiles import load_profile
@@ -170,7 +171,7 @@ def start_and_wait(folder: Path, cwd: Path) -> subprocess.Popen[str]:
     """A calibration with a few results on disk."""
     process = subprocess.Popen(
         command("--ranks", 2, "--only", "gemm,allreduce", "--out", folder), cwd=cwd,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heed_interrupts,
     )  # fmt: skip
     end = time.time() + 60
     while time.time() < end and len(list((folder / "done").glob("*.json"))) < 2:

@@ -214,6 +214,7 @@ BAD = {
         "--draft-tokens",
         "64",
     ),
+    "no known draft": ("--model", "Mixtral-8x7B", "--hardware", "8x-h100", "--draft-tokens", "4"),
     "a method without a cost model": ("--method", "medusa"),
     "no draft tokens": ("--draft-tokens", "0"),
     "an empty model": ("--model", ""),

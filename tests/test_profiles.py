@@ -171,7 +171,7 @@ def test_unknown_name_suggests_the_nearest():
 
 def test_loading_is_quick():
     """Below 15 ms once pydantic and yaml are imported: it is on the path of every prediction."""
-    best = min(_seconds("8x-rtx-pro-6000") for _ in range(7))
+    best = min(_seconds("8x-rtx-pro-6000") for _ in range(25))  # the best of many: the machine may be busy
     assert best < 0.015
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import heed_interrupts
 
 from specsim import validate
 from specsim.configs import model_from_config
@@ -256,7 +257,9 @@ def test_an_interrupted_command_leaves_no_orphan(model: Path, tmp_path: Path, nu
     ]
     command += ["--server-command", " ".join(FAKE)]
     env = {**os.environ, "FAKE_STEP_MS": "50", "FAKE_CHILD_FILE": str(child), "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heed_interrupts
+    ) as process:
         assert process.stderr is not None
         for line in process.stderr:
             if "healthy after" in line:

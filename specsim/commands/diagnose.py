@@ -305,7 +305,7 @@ def _show(d: Diagnosis) -> None:
     if d.remedies:
         out.print()
         out.print(remedies_table(d))
-    for warning in d.warnings:
+    for warning in (w for w in d.warnings if w not in d.misfits):
         out.print(f"note: {warning}", style="yellow", soft_wrap=True, markup=False)
 
 

@@ -134,6 +134,10 @@ def import_command(what: str, into: str | None, output: Path | None, as_json: bo
 
     date = options["date"] or datetime.date.today().isoformat()
     _check_target(into, output)
+    if output and not into and not what.lower().startswith(TABLES):
+        from specsim.errors import InputError
+
+        raise InputError("a measurement fills no whole profile", where="-o", mend="give --into PROFILE beside it")
     profile, summary = _import(what, into, date, options)
     target = output or (Path(into) if into else None)
     for text in summary["notes"]:
@@ -184,8 +188,6 @@ def _import(what: str, into: str | None, date: str, options: dict[str, Any]) -> 
         "notes": readings.notes,
     }
     if base is None:
-        if options.get("output"):
-            raise InputError("a measurement fills no whole profile", where="-o", mend="give --into PROFILE")
         return None, summary
     return into_profile(base, readings, source, options["implementation"]), summary
 
