@@ -160,7 +160,6 @@ def import_command(what: str, into: str | None, output: Path | None, as_json: bo
 
 def _import(what: str, into: str | None, date: str, options: dict[str, Any]) -> tuple[Profile | None, dict[str, Any]]:
     """The profile that results, None when there is none to put the numbers in, and what was read."""
-    from specsim.errors import InputError
     from specsim.profiles import latency_us, load_profile
 
     base = load_profile(into) if into else None
