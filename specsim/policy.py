@@ -152,7 +152,7 @@ def checkpoint(name: str) -> str:
 
 def sglang_line(s: Scenario, policy: Policy | None = None, file: str = "") -> str:
     """SGLang's launch line of a scenario; with a policy that changes, it names the `file` with `sglang_adaptive`."""
-    words = ["python", "-m", "sglang.launch_server", "--model-path", checkpoint(s.names["model"]), "--tp-size", str(s.parallel.tp)]  # fmt: skip
+    words = ["python", "-m", "sglang.launch_server", "--model-path", checkpoint(s.names.get("model_path", s.model.name)), "--tp-size", str(s.parallel.tp)]  # fmt: skip
     if s.parallel.ep > 1:
         words += ["--ep-size", str(s.parallel.ep)]
     if s.parallel.dp > 1:
@@ -160,7 +160,7 @@ def sglang_line(s: Scenario, policy: Policy | None = None, file: str = "") -> st
     if s.method != "none":
         words += ["--speculative-algorithm", _SGLANG.get(s.method, s.method.upper())]
         if s.names.get("draft") and s.method not in ("mtp", "ngram"):
-            words += ["--speculative-draft-model-path", checkpoint(s.names["draft"])]
+            words += ["--speculative-draft-model-path", checkpoint(s.names.get("draft_path") or s.names["draft"])]
         steps, tokens = int(s.num_steps.reshape(-1)[0]), int(s.draft_tokens.reshape(-1)[0])
         switches = policy is not None and file and sglang_adaptive(policy) is not None
         if policy is not None and switches and steps not in {k for *_, k in policy.rising}:
@@ -182,7 +182,7 @@ def vllm_config(s: Scenario, policy: Policy | None = None) -> dict[str, Any] | N
         return None
     out: dict[str, Any] = {"method": _VLLM.get(s.method, s.method)}
     if s.names.get("draft") and s.method not in ("mtp", "ngram"):
-        out["model"] = checkpoint(s.names["draft"])
+        out["model"] = checkpoint(s.names.get("draft_path") or s.names["draft"])
     out["num_speculative_tokens"] = int(s.draft_tokens.reshape(-1)[0]) - 1
     if policy is not None and any(k for *_, k in policy.rising):
         out["num_speculative_tokens"] = max(k for *_, k in policy.rising)
@@ -193,7 +193,13 @@ def vllm_config(s: Scenario, policy: Policy | None = None) -> dict[str, Any] | N
 
 def vllm_line(s: Scenario, policy: Policy | None = None) -> str:
     """vLLM's launch line of a scenario."""
-    words = ["vllm", "serve", checkpoint(s.names["model"]), "--tensor-parallel-size", str(s.parallel.tp)]
+    words = [
+        "vllm",
+        "serve",
+        checkpoint(s.names.get("model_path", s.model.name)),
+        "--tensor-parallel-size",
+        str(s.parallel.tp),
+    ]
     if s.parallel.ep > 1:
         words += ["--enable-expert-parallel"]
     config = vllm_config(s, policy)

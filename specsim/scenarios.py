@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -63,7 +64,7 @@ class Scenario:
     routing: Routing | None = None  # None: uniform, and not known to be
     eager: frozenset[str] = frozenset()
     options: Mapping[str, Any] = field(default_factory=dict)  # engine flags: disable_cuda_graph, attention_backend, ...
-    names: Mapping[str, str] = field(default_factory=dict)  # model, draft and hardware as the user called them
+    names: Mapping[str, str] = field(default_factory=dict)  # model, draft and hardware by name, and what to load
     warnings: tuple[str, ...] = ()
 
     @cached_property
@@ -224,7 +225,13 @@ def build(
         routing=known_routing,
         eager=frozenset(eager),
         options=options,
-        names={"model": target.name, "draft": drafter.name if drafter else "", "hardware": profile.name},
+        names={
+            "model": target.name,
+            "model_path": _checkpoint(model, target),
+            "draft": drafter.name if drafter else "",
+            "draft_path": _checkpoint(draft, drafter) if drafter else "",
+            "hardware": profile.name,
+        },
         warnings=tuple(dict.fromkeys([*warnings, *target_warnings])),
     )
 
@@ -385,6 +392,14 @@ def resolve_lengths(
             mend=f"give 2 to {nodes:g}",
         )
     return steps, tokens, branch, said
+
+
+def _checkpoint(given: str | Model | None, model: Model) -> str:
+    """What an engine would load: the folder that the user named, else the model's name."""
+    if isinstance(given, str) and Path(given).exists():
+        path = Path(given)
+        return str(path if path.is_dir() else path.parent)
+    return model.name
 
 
 def _served(model: Model, options: Mapping[str, Any], warnings: list[str]) -> Model:
