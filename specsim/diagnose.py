@@ -8,7 +8,6 @@ Everything is one model: faults are changes of its parameters (specsim.hypothese
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,7 +17,7 @@ import numpy as np
 from specsim.cycle import evaluate
 from specsim.errors import InputError
 from specsim.experiments import LEAST_BITS, Appraisal, Experiment, Uninformative, appraise, candidates, uninformative
-from specsim.hypotheses import BY_ID, FAULTS, Fault
+from specsim.hypotheses import BY_ID, Fault
 from specsim.memory import memory
 from specsim.posterior import Posterior, posterior, spread
 from specsim.prediction import machine_of
@@ -32,6 +31,14 @@ SCHEMA = "specsim.diagnosis/1"
 CLEAR = 4.0  # the likeliest explanation leads clearly when it has so many times the weight of the second
 DRAWS = 600
 MISFIT = 4.0  # deviations from the best explanation beyond which nothing explains an observation
+UNGRAPHED_ALIKE = {
+    "sglang": "Plain decoding without CUDA graphs is as slow: if that server runs with --disable-cuda-graph, or its log says"
+    " 'cuda graph: False', give --eager decode --eager verify.",
+    "vllm": "Plain decoding without CUDA graphs is as slow: if that server runs with --enforce-eager, give --eager decode"
+    " --eager verify.",
+}
+FAR = 1.3  # decode observed over predicted
+ALONE = 0.1  # an explanation above this weight is one that should explain all that was seen
 STEPS = ("decode", "verify", "cycle", "rate")
 UNGRAPHED = ("eager", "disable_cuda_graph", "captured_sizes", "cuda_graph_max_bs")  # options that a healthy box lacks
 FASTER = 0.75  # of a decode step: no verify of more rows, and no cycle, takes less
@@ -51,7 +58,7 @@ class Hypothesis:
 class Diagnosis:
     """The answer. `separable`: whether one explanation leads clearly and fits. `facts`: what the given files say by
     themselves. `misfits`: why the observations cannot be right, or that nothing explains a step time; weights then only
-    say what is nearest. `expected_verify_ms`: of a healthy box that decodes as fast as observed."""
+    say what is nearest. `ungraphed`: said where plain decoding is as slow as it would be without graphs. `expected_verify_ms`: of a healthy box that decodes as fast as observed."""
 
     scenario: Scenario | None
     observations: tuple[Observation, ...]
@@ -64,6 +71,7 @@ class Diagnosis:
     facts: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     misfits: tuple[str, ...] = ()
+    ungraphed: str = ""
     engine: str = "sglang"
     found: Posterior | None = field(default=None, repr=False, compare=False)
 
@@ -179,19 +187,21 @@ def diagnose(
     appraised = appraise(found, tests, seed) if tests else []
     useful = tuple(a for a in appraised if a.bits >= LEAST_BITS)
     misfits, doubts = _misfits(found, rng)
+    ungraphed = UNGRAPHED_ALIKE[engine if scenario is None else scenario.engine.name] if _launched_alike(found) else ""
     misfits = _impossible(scenario, observations) + misfits
     return Diagnosis(
         scenario=scenario,
         observations=tuple(observations),
-        separable=ranked[0][1] >= CLEAR * ranked[1][1] and not misfits,
+        separable=ranked[0][1] >= CLEAR * ranked[1][1] and not misfits and not ungraphed,
         hypotheses=tuple(_hypothesis(found, f, w, rng) for f, w in ranked),
         experiments=useful,
         uninformative=tuple(uninformative(found, appraised, engine)),
         remedies=tuple(remedies(found, seed)),
         expected_verify_ms=_healthy(scenario, observations, seed),
         facts=tuple(facts),
-        warnings=(*warnings, *misfits, *doubts),
+        warnings=(*warnings, *misfits, *doubts, *([ungraphed] if ungraphed else [])),
         misfits=tuple(misfits),
+        ungraphed=ungraphed,
         engine=engine if scenario is None else scenario.engine.name,
         found=found,
     )
@@ -247,6 +257,20 @@ def _declared(s: Scenario | None, observations: Sequence[Observation]) -> tuple[
 def _verify_graph(s: Scenario) -> bool:
     """Whether verify runs in a graph under the scenario's settings."""
     return s.graph_phases["verify"] and _batch(s) <= max(s.captured("verify", int(np.max(s.draft_tokens))), default=0)
+
+
+def _launched_alike(found: Posterior) -> bool:
+    """Whether plain decoding is as slow as it would be without CUDA graphs, of which no explanation speaks."""
+    s = found.boxes.scenario
+    if s is None or "decode" in s.eager:
+        return False
+    probe = Probe("decode", batch=_batch(s))
+    seen = [o.value for o in found.observations if o.probe.kind == "decode" and o.probe.batch == probe.batch]
+    if not seen or any(o.probe.name == "verify-graph" and o.value for o in found.observations):
+        return False
+    healthy = BY_ID["weak-drafter"]
+    low, high = np.quantile(found.boxes.predict(replace(probe, eager=True), healthy), (0.1, 0.9))
+    return bool(seen[0] > FAR * found.boxes.predict(probe, healthy)[0] and low <= seen[0] <= high)
 
 
 def _impossible(s: Scenario | None, observations: Sequence[Observation]) -> list[str]:
@@ -307,27 +331,38 @@ def _healthy(s: Scenario | None, observations: Sequence[Observation], seed: int)
 
 
 def _misfits(found: Posterior, rng: np.random.Generator) -> tuple[list[str], list[str]]:
-    """Observations that no explanation comes near: step times, and others."""
+    """Observations that no likely explanation comes near: step times, and others."""
     steps: list[str] = []
     others: list[str] = []
+    standing = [f for i, (f, w) in enumerate(found.ranked()) if w >= ALONE or i == 0]
     for o in found.observations:
         if o.probe.binary:
             continue
-        nearest, best = math.inf, math.nan
-        for fault in FAULTS:
-            if found.weights[fault.id] < 0.01:
-                continue
-            predicted = found.boxes.predict_at(o.probe, fault, found.draws(fault, 200, rng))
-            z = float(np.median(np.abs(o.probe.scaled(np.asarray(o.value)) - o.probe.scaled(predicted))))
-            if z < nearest:
-                nearest, best = z, float(np.median(predicted))
-        if nearest > MISFIT:
-            (steps if o.probe.kind in STEPS else others).append(
-                f"nothing explains {label(o.probe)} = {o.value:g} {o.probe.unit}: the nearest explanation gives {best:.3g}."
+        off, best = min(_distance(found, o, f, rng) for f in standing)
+        if off <= MISFIT:
+            continue
+        near = [f.id for f, w in found.ranked() if f not in standing and _distance(found, o, f, rng)[0] < MISFIT / 2]
+        observed = f"{label(o.probe)} = {o.value:g} {o.probe.unit}"
+        if near and o.probe.kind in STEPS and len(found.observations) > 1:
+            text = (
+                f"{' and '.join(f.id for f in standing)} cannot explain {observed} (predicted: {best:.3g}), but {near[0]}"
+                " could: two faults together, or one of the numbers is wrong."
+            )
+        else:
+            text = (
+                f"nothing explains {observed}: the nearest explanation gives {best:.3g}."
                 f" {_unit(best / o.value) if o.probe.unit == 'ms' else ''}"
                 "Are --model, --hardware, --tp and --batch those of the server?"
             )
+        (steps if o.probe.kind in STEPS else others).append(text)
     return steps, others
+
+
+def _distance(found: Posterior, o: Observation, fault: Fault, rng: np.random.Generator) -> tuple[float, float]:
+    """(deviations between an observation and what a fault predicts for it, that prediction)."""
+    predicted = found.boxes.predict_at(o.probe, fault, found.draws(fault, 200, rng))
+    z = float(np.median(np.abs(o.probe.scaled(np.asarray(o.value)) - o.probe.scaled(predicted))))
+    return z, float(np.median(predicted))
 
 
 def _unit(ratio: float) -> str:

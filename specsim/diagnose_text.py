@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from specsim.diagnose import Diagnosis, Hypothesis, label
+from specsim.diagnose import CLEAR, FAR, Diagnosis, Hypothesis, label
+from specsim.evidence import NOTHING
 from specsim.experiments import Appraisal
 from specsim.forward import build as build_pass
 from specsim.hypotheses import BY_ID
@@ -23,7 +24,6 @@ SHOWN = 6  # explanations in the tables
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six")
 FEW_BITS = 0.06  # the best test is worth naming from here on
 SURE = 0.9  # an explanation above it is to be confirmed rather than found
-FAR = 1.3  # decode observed over predicted
 GAINS = 3  # remedies named in the text
 LIKELY = 0.05  # explanations below this weight are not named in the text
 NAMED = 0.01  # nor below this one, when a test sets no likelier ones apart
@@ -65,6 +65,7 @@ def baseline(d: Diagnosis) -> str:
         f"The decode step itself takes {decode:.3g} ms where {predicted:.3g} ms are predicted for {d.scenario.profile.name}:"
         + (" something slows plain decoding too, or" if decode > predicted else "")
         + " the profile is not of this box."
+        + (f" {d.ungraphed}" if d.ungraphed else "")
     )
 
 
@@ -77,13 +78,25 @@ def breakeven(d: Diagnosis) -> str:
     need = better.accept_length_needed
     most = float(min(np.max(s.num_steps), np.max(s.draft_tokens) - 1)) + 1
     if not better.reachable:
-        return f"With this cycle speculation would need {need} tokens a cycle to break even; {most:g} is the most there can be."
+        return f"{_cycle(d)} speculation would need {need} tokens a cycle to break even; {most:g} is the most there can be."
     known = s.accept_length
     has = f"; the drafter gives {float(known.reshape(-1)[0]):.2f}" if known is not None else ""
+    if known is not None and float(known.reshape(-1)[0]) < NOTHING:
+        has += (
+            ": no drafted token is ever accepted, so speculation is broken here, not merely weak (a wrong draft, or deeper"
+            " than it was trained for)"
+        )
     implied = _implied(d)
     if implied is not None and known is not None:
         has = f". The drafter is said to give {float(known.reshape(-1)[0]):.2f}, but throughput and cycle make it {implied:.2f}"
-    return f"With this cycle speculation breaks even at {need} of at most {most:g} tokens a cycle{has}."
+    return f"{_cycle(d)} speculation breaks even at {need} of at most {most:g} tokens a cycle{has}."
+
+
+def _cycle(d: Diagnosis) -> str:
+    """What a break-even rests on: measured or predicted."""
+    cycle = any(d.observed(kind) is not None for kind in ("cycle", "rate", "verify"))
+    plain = "" if d.observed("decode") is not None else ", and a plain decode step as predicted,"
+    return f"With {'this' if cycle else 'the predicted'} cycle{plain}"
 
 
 def _implied(d: Diagnosis) -> float | None:
@@ -107,6 +120,8 @@ def name(d: Diagnosis, h: Hypothesis) -> str:
     """A fault in words, as it stands in this case: a drafter that pays is not weak."""
     if h.fault.id != "weak-drafter":
         return h.fault.name
+    if d.scenario is not None and d.scenario.method == "none":
+        return "nothing is slow"
     gain = payoff(d)
     if gain is None:
         return "nothing is slow: whether speculation pays is up to the drafter"
@@ -120,11 +135,13 @@ def verdict(d: Diagnosis) -> str:
         return "No time or flag could be weighed: these are the weights before any evidence."
     if d.misfits:
         return (
-            f"These numbers fit no explanation. The nearest is {first.fault.id}, and its weight of {first.weight:.0%} only"
-            " says that the others are further off: check the numbers first."
+            f"No single explanation fits these numbers. The nearest is {first.fault.id}, and its weight of"
+            f" {first.weight:.0%} only says that the others are further off: check the numbers first."
         )
     if d.separable and first.fault.id == "weak-drafter":
         return f"Most likely ({first.weight:.0%}) {name(d, first)}."
+    if d.ungraphed and first.weight >= CLEAR * second.weight:
+        return f"If plain decoding runs in CUDA graphs, most likely ({first.weight:.0%}): {name(d, first)}."
     if d.separable:
         return f"Most likely ({first.weight:.0%}): {first.fault.name}."
     return (
@@ -136,7 +153,7 @@ def verdict(d: Diagnosis) -> str:
 def pays(d: Diagnosis) -> str:
     """Said when speculation is worth having as it is: what is left to gain is no reason to turn it off."""
     gain = payoff(d)
-    if gain is None or gain < 1 or d.misfits:
+    if gain is None or gain < 1 or d.misfits or d.observed("decode") is None:
         return ""
     if d.scenario is not None and "decode" in d.scenario.eager:
         return (
@@ -161,7 +178,7 @@ def next_test(d: Diagnosis) -> str:
     a = d.experiments[0]
     e = a.experiment
     answers = _answers(d, a)
-    word = "To confirm it" if d.hypotheses[0].weight > SURE else "Next"
+    word = "To confirm it" if d.hypotheses[0].weight > SURE and not d.misfits else "Next"
     return f"{word}, {e.minutes:g} minute{'' if e.minutes == 1 else 's'}: {e.what}." + (
         f" {answers}" if answers else ""
     )

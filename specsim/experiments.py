@@ -70,7 +70,11 @@ def candidates(s: Scenario | None, engine: str = "sglang", rows: int = 0) -> lis
     if s is None:
         return found
     b, d = int(np.max(s.batch)), int(np.max(s.draft_tokens))
-    found += [_decode_test(s, b * d, sglang), *_network_tests(s, b, max(rows, b * d)), *_server_tests(s, b, d, sglang)]
+    found += [
+        _decode_test(s, b * (4 if s.method == "none" else d), sglang),
+        *_network_tests(s, b, max(rows, b * d)),
+        *_server_tests(s, b, d, sglang),
+    ]
     clock = Probe("clock", noise=CLOCK_NOISE)
     found.append(
         Experiment(
@@ -87,7 +91,12 @@ def candidates(s: Scenario | None, engine: str = "sglang", rows: int = 0) -> lis
                 (Probe("identity", batch=b, noise=IDENTITY_NOISE),), "--result acceptance-identity=TOKENS_PER_S*CYCLE_S/(BATCH*LENGTH)",
             )
         )  # fmt: skip
-    return found
+    return found if s.method != "none" else [t for t in found if all(_plain(p) for p in t.probes)]
+
+
+def _plain(p: Probe) -> bool:
+    """Whether a server that does not speculate can be asked."""
+    return p.kind in ("decode", "allreduce", "clock") or p.name == "queue"
 
 
 def _log_tests(sglang: bool) -> list[Experiment]:

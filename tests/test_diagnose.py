@@ -394,6 +394,196 @@ def test_any_pair_of_times_gives_a_sound_document(decode: float, ratio: float, d
     assert all(e["bits"] >= 0 and e["minutes"] > 0 for e in found["experiments"])
 
 
+# --- answers that sceptics tried to break ------------------------------------------------------------------------------
+
+LLAMA = ("--model", "Llama-3.1-8B", "--hardware", "1x-h200", "--draft-tokens", "4")
+
+
+def remedy(d: dict[str, Any], name: str) -> dict[str, Any]:
+    return next(r for r in d["remedies"] if r["id"] == name)
+
+
+def test_a_measured_verify_is_part_of_the_cycle_whatever_explains_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """A verify of ten decode steps cannot break even below ten tokens a cycle, however far from every explanation."""
+    d = document(capsys, *LLAMA, "--decode-ms", "7", "--verify-ms", "700")
+    assert remedy(d, "better-drafter")["accept_length_needed"]["low"] > 85
+    assert remedy(d, "better-drafter")["reachable"] is False
+
+
+@pytest.mark.parametrize(
+    ("times", "said"),
+    [
+        (("--decode-ms", "7", "--verify-ms", "3"), "cannot be"),
+        (("--decode-ms", "7", "--verify-ms", "9", "--cycle-ms", "8"), "the verify inside it takes 9 ms"),
+        (("--decode-ms", "0.005", "--verify-ms", "0.006"), "in seconds?"),
+        (("--decode-ms", "7", "--verify-ms", "7000"), "nothing explains"),
+    ],
+)
+def test_numbers_that_cannot_be_give_no_verdict(
+    capsys: pytest.CaptureFixture[str], times: tuple[str, ...], said: str
+) -> None:
+    d = document(capsys, *LLAMA, *times)
+    assert any(said in w for w in d["warnings"])
+    assert d["separable"] is False
+    _, out, _ = run(capsys, *LLAMA, *times)
+    assert "No single explanation fits" in out
+    assert "Most likely" not in out
+    assert "are to be had" not in out.split("explanations")[0]
+    assert "Speculation pays" not in out
+
+
+def test_a_capped_server_is_compared_by_tokens_not_by_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    """3,600 tokens a second without speculation and 1,300 with: off is 2.8 times as much, although few run at once."""
+    d = document(
+        capsys, "--model", "DeepSeek-R1", "--hardware", "8x-h200", "--method", "mtp", "--draft-tokens", "3", "--batch",
+        "128", "--decode-tokens-per-s", "3600", "--tokens-per-s", "1300", "--accept-length", "2.1",
+    )  # fmt: skip
+    assert d["hypotheses"][0]["id"] == "admission-cap"
+    assert remedy(d, "speculation-off")["gain"]["value"] == pytest.approx(3600 / 1300, rel=0.03)
+    needed = remedy(d, "better-drafter")["accept_length_needed"]["value"]
+    assert needed == pytest.approx(2.1 * 3600 / 1300, rel=0.05)
+
+
+def test_speculation_that_pays_is_said_to_pay(capsys: pytest.CaptureFixture[str]) -> None:
+    seen = ("--decode-ms", "5", "--verify-ms", "5.2", "--cycle-ms", "6.2")
+    _, out, _ = run(capsys, *LLAMA, *seen, "--accept-length", "3.1")
+    assert "Speculation pays: 2.5" in out
+    assert "too weak" not in out
+    _, out, _ = run(capsys, *LLAMA, *seen, "--accept-length", "1.05")
+    assert "too weak" in out
+    assert "Speculation pays" not in out
+
+
+def test_no_remedy_that_gains_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    d = document(capsys, *LLAMA, "--decode-ms", "5", "--verify-ms", "5.2")
+    for r in d["remedies"]:
+        assert not r["helps"] or r["gain_if_right"]["value"] >= 1.02, r["id"]
+    assert not any(r["id"] == "admit-more" for r in d["remedies"])  # one request is never kept waiting
+
+
+@pytest.mark.parametrize(
+    ("engine", "line"),
+    [
+        ("vllm", "org/Qwen3-8B --enforce-eager --speculative-config '{\"method\": \"eagle3\", \"model\": \"qwen3-8b-eagle3\", \"num_speculative_tokens\": 3}'"),
+        ("sglang", "--model-path org/Qwen3-8B --disable-cuda-graph --speculative-algorithm EAGLE3 --speculative-num-draft-tokens 4"
+         " --speculative-num-steps 3 --speculative-eagle-topk 1"),
+    ],
+)  # fmt: skip
+def test_settings_without_graphs_are_the_finding(capsys: pytest.CaptureFixture[str], engine: str, line: str) -> None:
+    """Every step takes 12 ms on the host, 5 in a graph: the settings say why, and the graph is worth about two."""
+    seen = (
+        f"--{engine}-args", line, "--model", "Qwen3-8B", "--hardware", "1x-h200", "--decode-ms", "12", "--verify-ms",
+        "12.5", "--accept-length", "2.2",
+    )  # fmt: skip
+    d = document(capsys, *seen)
+    assert d["hypotheses"][0]["id"] == "verify-eager"
+    assert d["hypotheses"][0]["weight"] > 0.9
+    assert remedy(d, "graph-for-verify")["gain_if_right"]["value"] > 1.8
+    assert d["expected_verify_ms"]["value"] < 8
+    assert not any(e["id"] == "graphs-off" for e in d["experiments"])
+    _, out, _ = run(capsys, *seen)
+    assert "plain decoding runs without graphs as well" in out
+    assert "not of this box" not in out
+
+
+def test_throughput_and_cycle_overrule_the_acceptance_that_was_read(capsys: pytest.CaptureFixture[str]) -> None:
+    """180 tokens a second at a cycle of 8 ms are 1.44 tokens a cycle, not 2.9: plain decoding at 200 is faster."""
+    arguments = (
+        "--model", "Qwen3-30B-A3B", "--hardware", "8x-h100", "--tp", "1", "--draft-tokens", "4", "--decode-ms", "5",
+        "--cycle-ms", "8", "--tokens-per-s", "180", "--accept-length", "2.9",
+    )  # fmt: skip
+    d = document(capsys, *arguments)
+    assert d["hypotheses"][0]["id"] == "acceptance-definition"
+    assert remedy(d, "speculation-off")["gain"]["value"] == pytest.approx(200 / 180, rel=0.03)
+    _, out, _ = run(capsys, *arguments)
+    assert "make it 1.44" in out
+    assert "Speculation pays" not in out
+
+
+def test_a_break_even_says_what_was_not_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, *LLAMA, "--verify-ms", "9")
+    assert "a plain decode step as predicted" in out
+    _, out, _ = run(capsys, *LLAMA, "--decode-ms", "5")
+    assert "With the predicted cycle" in out
+
+
+def test_a_server_that_does_not_speculate_has_tests_too(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = (
+        "--model",
+        "gpt-oss-120b",
+        "--hardware",
+        "8x-h100",
+        "--tp",
+        "2",
+        "--decode-ms",
+        "15",
+        "--method",
+        "none",
+    )
+    d = document(capsys, *arguments)
+    assert d["remedies"] == []
+    assert {p["what"].split()[0] for e in d["experiments"] for p in e["measures"]} <= {
+        "decode",
+        "all-reduce",
+        "SM",
+        "queue",
+    }
+    _, out, _ = run(capsys, *arguments)
+    assert "drafter" not in out.split("explanations")[0]
+
+
+def test_slow_decoding_raises_the_question_of_graphs(capsys: pytest.CaptureFixture[str]) -> None:
+    """A decode step of 21 ms where a graph takes 6, and a verify of 22: without the launch line nobody knows why."""
+    arguments = ("--model", "Qwen3-30B-A3B", "--hardware", "8x-h100", "--tp", "2", "--draft-tokens", "4", "--decode-ms", "21",
+                 "--verify-ms", "22")  # fmt: skip
+    for engine, flag in (("sglang", "--disable-cuda-graph"), ("vllm", "--enforce-eager")):
+        _, out, _ = run(capsys, *arguments, "--engine", engine)
+        assert f"without CUDA graphs is as slow: if that server runs with {flag}" in out
+        assert "\nMost likely" not in out
+    assert document(capsys, *arguments)["separable"] is False
+    _, out, _ = run(capsys, *arguments, "--eager", "decode", "--eager", "verify")
+    assert "without CUDA graphs is as slow" not in out
+    assert "launched kernel by kernel" in out.split("Cannot help")[0]
+    _, out, _ = run(capsys, *FIELD)
+    assert "without CUDA graphs is as slow" not in out
+
+
+def test_two_faults_are_not_taken_for_one(capsys: pytest.CaptureFixture[str]) -> None:
+    """No graph by the log, but plain decoding of three rows is slow as well: a graph alone will not bring 15 ms."""
+    arguments = ("--decode-ms", "12.1", "--verify-ms", "48", "--draft-tokens", "3", "--decode-at", "3=28.5", "--result",
+                 "graph-flag=false")  # fmt: skip
+    _, out, _ = run(capsys, *arguments)
+    assert "two faults together" in out
+    assert "No single explanation fits" in out
+    assert "are to be had" not in out.split("explanations")[0]
+    assert document(capsys, *arguments)["separable"] is False
+
+
+def test_nothing_accepted_is_called_broken_by_hand_too(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, *LLAMA, "--decode-ms", "5", "--cycle-ms", "7", "--accept-length", "1.0")
+    assert "speculation is broken" in out
+
+
+def test_outcomes_of_the_next_test_differ(capsys: pytest.CaptureFixture[str]) -> None:
+    """A test is only explained by a number on which the explanations differ."""
+    _, out, _ = run(
+        capsys, "--model", "Qwen3-8B", "--hardware", "1x-h200", "--engine", "vllm", "--draft-tokens", "4",
+        "--decode-ms", "5.2", "--verify-ms", "19",
+    )  # fmt: skip
+    line = next(text for text in out.split("\n") if text.startswith(("Next", "To confirm")))
+    assert line.count(" means ") != 1
+    assert "  means" not in line
+    assert "VLLM_ATTENTION_BACKEND" not in out.replace("(VLLM_ATTENTION_BACKEND before 0.13)", "")
+
+
+def test_a_healthy_cycle_elsewhere_has_its_graphs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "server.log"
+    file.write_text(log())
+    plain = next(f for f in document(capsys, str(file))["facts"] if "healthy cycle" in f)
+    file.write_text(log().replace("tp_size=8,", "tp_size=8, disable_cuda_graph=True,"))
+    assert next(f for f in document(capsys, str(file))["facts"] if "healthy cycle" in f) == plain
+
+
 # --- the study, small; benchmarks/diagnose_study.py runs 300 boxes ---------------------------------------------------
 
 

@@ -322,6 +322,25 @@ def test_command_for_people(tmp_path, capsys):
     assert err == ""
 
 
+def test_a_source_without_figures_says_so(tmp_path, capsys):
+    empty = '{"backend": "sglang", "accept_length": NaN, "mean_tpot_ms": Infinity, "output_throughput": -3, "max_concurrency": 0}\n'
+    code, out, _ = run(capsys, str(write(tmp_path, empty)))
+    assert code == 0
+    assert "no step time, acceptance or all-reduce in it" in out
+    assert "batch" not in out.split("\n")[1]
+
+
+def test_links_are_shown(tmp_path, capsys):
+    report = (
+        "[P2P (Peer-to-Peer) GPU Bandwidth Latency Test]\nDevice=0 CANNOT Access Peer Device=1\nP2P Connectivity Matrix\n     D\\D     0     1\n     0\t     1     0\n     1\t     0     1\n"
+        "Unidirectional P2P=Disabled Bandwidth Matrix (GB/s)\n   D\\D     0      1 \n     0 600.00   7.50 \n     1   7.50 600.00 \n"
+    )
+    code, out, _ = run(capsys, str(write(tmp_path, report)))
+    assert code == 0
+    assert "pair copy GB/s: 7.5" in out
+    assert "p2p: no" in out
+
+
 def test_the_documented_example(tmp_path, capsys, monkeypatch):
     page = (Path(__file__).parent.parent / "docs" / "observe.md").read_text()
     log = page.split("```log\n")[1].split("```")[0]

@@ -98,8 +98,14 @@ def _show(records: list[Record], found: list[str]) -> None:
         engine = record.engine
         version = f" ({engine.version})" if engine and engine.version and engine.name != "other" else ""
         out.print(f"{record.source}: {record.name}{version}", style="bold", markup=False, soft_wrap=True)
-        if record.points:
-            out.print(_points(record.points[:SHOWN]))
+        table = _points(record.points[:SHOWN])
+        if table.columns:
+            out.print(table)
+        links = {k: v for k, v in record.environment.items() if k == "p2p" or k.endswith(("_gb_s", "_us"))}
+        for key, value in links.items():
+            out.print(f"  {key.replace('gb_s', 'GB/s').replace('_', ' ')}: {_text(value)}", markup=False)
+        if not (table.columns or record.samples or links):
+            out.print("  no step time, acceptance or all-reduce in it")
         if len(record.points) > SHOWN:
             out.print(f"and {len(record.points) - SHOWN} more points; --json has all")
         _show_samples(out, record)
@@ -142,8 +148,8 @@ def _points(points: list[Point]) -> Table:
         }
         for p in points
     ]
-    columns = [c for c in rows[0] if any(row[c] for row in rows)]
-    table = _table(columns or ["batch"])
+    columns = [c for c in rows[0] if any(row[c] for row in rows)] if rows else []
+    table = _table(columns)
     for row in rows:
         table.add_row(*(row[c] for c in columns))
     return table
@@ -188,6 +194,8 @@ def _show_samples(out: Console, record: Record) -> None:
 
 
 def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     return "" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
 
 
