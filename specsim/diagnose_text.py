@@ -236,9 +236,8 @@ def gains(d: Diagnosis) -> list[str]:
         likely = {h.fault.id for h in d.hypotheses if h.weight >= LIKELY}
         for m in MENDS if d.observations else ():
             if likely & set(m.helps):
-                out.append(
-                    f"If it is {' or '.join(m.helps)}: {m.what}: {m.sglang if d.engine == 'sglang' else m.vllm}."
-                )
+                how = {"sglang": f": {m.sglang}", "vllm": f": {m.vllm}"}.get(d.engine, "")
+                out.append(f"If it is {' or '.join(m.helps)}: {m.what}{how}.")
         return out
     for r in d.remedies:
         if r.gain_if_right is None or not r.helps or r.chance < LIKELY:

@@ -107,9 +107,16 @@ def _other_batches(record: Record, best: Point, d: int, found: Evidence) -> None
                 f"At batch {p.batch} speculation gives {speedup:.2f} times the tokens of plain decoding;"
                 f" {p.cycle_ms.value / plain:.2f} tokens a cycle would break even."
             )
-    eager = sorted({p.batch for p in record.points if p.cuda_graph is False and p.batch and p.batch != best.batch})
+    eager = sorted(
+        {
+            p.batch
+            for p in record.points
+            if p.cuda_graph is False and p.batch and p.batch != best.batch and (p.tokens_per_cycle or 0) != 1.0
+        }
+    )
     if eager:
-        found.facts.append(f"Verify runs without a CUDA graph at batch {', '.join(map(str, eager[:8]))} as well.")
+        also = " as well" if best.cuda_graph is False else ""
+        found.facts.append(f"Verify runs without a CUDA graph at batch {', '.join(map(str, eager[:8]))}{also}.")
 
 
 def _speculating(records: Sequence[Record]) -> tuple[Record, Point] | None:

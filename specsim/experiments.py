@@ -66,9 +66,9 @@ def candidates(s: Scenario | None, engine: str = "sglang", rows: int = 0) -> lis
     """The tests that make sense for a scenario (None: only what a log of `engine` shows). rows: the most rows of any
     pass that was observed."""
     sglang = (engine if s is None else s.engine.name) == "sglang"
-    found = _log_tests(sglang)
     if s is None:
-        return found
+        return [] if engine == "other" else _log_tests(sglang)
+    found = _log_tests(sglang)
     b, d = int(np.max(s.batch)), int(np.max(s.draft_tokens))
     found += [
         _decode_test(s, b * (4 if s.method == "none" else d), sglang),

@@ -559,6 +559,30 @@ def test_two_faults_are_not_taken_for_one(capsys: pytest.CaptureFixture[str]) ->
     assert document(capsys, *arguments)["separable"] is False
 
 
+def test_another_engine_gets_no_commands_of_ours(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "llama.log"
+    file.write_text(
+        "draft acceptance rate = 0.80000 (  800 accepted / 1000 generated)\n"
+        "       eval time =   10000.00 ms /  1200 tokens (    8.33 ms per token,   120.00 tokens per second)\n"
+    )
+    code, out, err = run(capsys, str(file))
+    assert code == 0, err
+    for word in ("cuda graph: [A-Za-z]", "--disable-cuda-graph", "--enforce-eager", "speculative-attention-mode"):
+        assert word not in out
+
+
+def test_a_plain_step_without_a_graph_is_no_verify(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "server.log"
+    eager = re.sub(r"accept len.*?rate: [\d.]+, ", "", log(graph=False, batch=40, lines=3).split("\n", 2)[2])
+    file.write_text(log(graph=True, lines=9) + eager)
+    facts = " ".join(document(capsys, str(file))["facts"])
+    assert "Verify at batch 1 runs in a CUDA graph" in facts
+    assert "Verify runs without" not in facts
+    file.write_text(log(graph=True, lines=9) + log(graph=False, batch=40, lines=3).split("\n", 2)[2])
+    facts = " ".join(document(capsys, str(file))["facts"])
+    assert "Verify runs without a CUDA graph at batch 40." in facts
+
+
 def test_nothing_accepted_is_called_broken_by_hand_too(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, *LLAMA, "--decode-ms", "5", "--cycle-ms", "7", "--accept-length", "1.0")
     assert "speculation is broken" in out

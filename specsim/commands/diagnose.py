@@ -90,8 +90,13 @@ def command(sources: tuple[str, ...], as_json: bool, plot_file: str | None, seed
     from specsim.observations import contradictions, observe
 
     records: list[Record] = [r for source in sources for r in observe(source)]
-    engine = next((r.engine.name for r in records if r.engine is not None and r.engine.name != "other"), "sglang")
+    names = [r.engine.name for r in records if r.engine is not None]
+    engine = next((name for name in names if name != "other"), "other" if names else "sglang")
     scenario, observations, facts, warnings = _inputs(records, options)
+    if engine == "other" and scenario is not None:
+        warnings.append(
+            f"the engine of the files is not modelled: times are judged as if it were {scenario.engine.name}"
+        )
     facts += [f for f in contradictions(records) if f not in facts]
     d = diagnose(scenario, observations, facts=facts, warnings=warnings, engine=engine, seed=seed)
     if plot_file is not None:
