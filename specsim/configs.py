@@ -87,11 +87,15 @@ def list_presets() -> list[Preset]:
     return sorted(found, key=lambda p: (p.role != "target", p.name.lower()))
 
 
+def public_drafts(target_name: str) -> tuple[str, ...]:
+    """The presets that draft for a target preset, the usual one first; none for what is no preset."""
+    path = _preset_path(target_name)
+    return tuple(read_json(path, "preset").get("_drafts", ())) if path else ()
+
+
 def default_draft(target_name: str) -> str | None:
     """The preset that usually drafts for a target preset; None when it has none, or is no preset."""
-    path = _preset_path(target_name)
-    drafts = read_json(path, "preset").get("_drafts", ()) if path else ()
-    return drafts[0] if drafts else None
+    return next(iter(public_drafts(target_name)), None)
 
 
 def load_config(name_or_path: str | os.PathLike[str]) -> dict[str, Any]:

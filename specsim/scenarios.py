@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from specsim.acceptance import Acceptance
-from specsim.configs import default_draft, load_model, model_from_config, mtp_draft
+from specsim.configs import default_draft, load_model, model_from_config, mtp_draft, public_drafts
 from specsim.engines import Engine, load_engine
 from specsim.errors import InputError
 from specsim.forward import Network, Parallel
@@ -323,7 +323,7 @@ def _drafter(target: Model, draft: str | Model | None, method: str | None, engin
             return (mtp_draft(target), "mtp") if target.mtp_layers else (None, "none")
         draft = name
     if draft is None:
-        name = default_draft(target.name)
+        name = next((n for n in public_drafts(target.name) if _serves(load_model(n), str(method))), None)
         if name is None:
             raise InputError(
                 f"no public {method} draft of {target.name} is known",
@@ -333,19 +333,26 @@ def _drafter(target: Model, draft: str | Model | None, method: str | None, engin
         draft = name
     drafter = draft if isinstance(draft, Model) else load_model(draft)
     kind = drafter.draft.kind if drafter.draft else "model"
-    natural = "draft-model" if kind == "model" else kind
-    if method is not None and method != natural and {method, natural} != {"eagle", "eagle3"}:
-        raise InputError(
-            f"{drafter.name} is a {natural} drafter, not {method}",
-            where="--method",
-            mend=f"give --method {natural} or another --draft",
-        )
+    if method is not None and not _serves(drafter, method):
+        raise InputError(f"{drafter.name} drafts by {_natural(drafter)}, not {method}", where="--method", mend=f"give --method {_natural(drafter)} or another --draft")  # fmt: skip
     if kind != "model" and drafter.draft and drafter.draft.target_hidden not in (0, target.hidden):
         raise InputError(
             f"{drafter.name} was trained for a target of hidden size {drafter.draft.target_hidden}, {target.name} has {target.hidden}",
             where="--draft", mend="give the draft of this target",
         )  # fmt: skip
-    return drafter, method or natural
+    return drafter, method or _natural(drafter)
+
+
+def _natural(drafter: Model) -> str:
+    """The method that a drafter was made for."""
+    kind = drafter.draft.kind if drafter.draft else "model"
+    return "draft-model" if kind == "model" else kind
+
+
+def _serves(drafter: Model, method: str) -> bool:
+    """Whether a drafter can draft by a method: its own, or EAGLE for EAGLE-3 and back, as engines name them."""
+    own = _natural(drafter)
+    return method == own or {method, own} == {"eagle", "eagle3"}
 
 
 def resolve_lengths(

@@ -300,6 +300,13 @@ def test_what_is_left_out_is_said(arguments: tuple[str, ...], said: str, capsys:
     assert any(said in w for w in document(capsys, *arguments, "--hardware", "8x-h100")["warnings"])
 
 
+def test_a_method_finds_the_draft_that_serves_it(capsys: pytest.CaptureFixture[str]) -> None:
+    p = document(capsys, "--model", "Qwen3-8B", "--hardware", "1x-h200", "--method", "dflash")
+    assert (p["scenario"]["draft"], p["scenario"]["draft_tokens"]) == ("qwen3-8b-dflash", 16)
+    p = document(capsys, "--model", "Qwen3-8B", "--hardware", "1x-h200", "--method", "eagle3", "--draft-tokens", "4")
+    assert p["scenario"]["draft"] == "qwen3-8b-eagle3"
+
+
 def test_eager_lists_phases_that_exist(capsys: pytest.CaptureFixture[str]) -> None:
     assert document(capsys, "--method", "none")["scenario"]["eager"] == []
     assert document(capsys, "--draft-tokens", "3", "--eager", "verify")["scenario"]["eager"] == ["verify"]
