@@ -11,7 +11,7 @@ predict: $(VENV)/base.stamp  ## the field case, on any machine
 	$(BIN)/specsim predict --draft-tokens 3 --accept-rate 0.6
 
 test: $(VENV)/test.stamp
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
