@@ -19,7 +19,6 @@ from specsim.profiles import AllReduceCurve, Group, Profile
 
 Array = NDArray[np.float64]
 SHARED_VARIANCE = 0.5  # of a group, common to all groups of its source
-GUESS = 0.3  # further relative uncertainty of a class that stands in for one the profile lacks
 
 # What stands in for a class that a profile has not measured, in order of preference.
 STAND_INS: dict[str, tuple[str, ...]] = {

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 METHODS = ("eagle3", "eagle", "mtp", "draft-model", "dflash", "dspark", "ngram", "none")
 PHASES = ("decode", "draft", "verify", "extend")
-FIELD_MODEL, FIELD_HARDWARE, FIELD_TP = "Kimi-K2.5", "8x-pcie-field", 8
+FIELD_MODEL, FIELD_HARDWARE = "Kimi-K2.5", "8x-pcie-field"
 DEFAULT_CONTEXT, DEFAULT_DRAFT_TOKENS = 2048, 3
 NO_CAP = 2**31  # running requests
 LIMITS = {
