@@ -18,6 +18,7 @@ from specsim.live import Client, PointError, Served, ServerError, generate, prom
 
 STEPS = 5
 GPU_CATEGORIES = {"kernel", "gpu_memcpy", "gpu_memset"}
+HOST_CATEGORIES = {"cuda_runtime", "cuda_driver"}
 
 
 def profile(
@@ -101,17 +102,51 @@ def _events(file: IO[Any], path: Path, chunk: int = 1 << 20) -> Iterator[dict[st
             yield event
 
 
+def host_gaps(launches: dict[Any, tuple[object, float]]) -> dict[Any, float]:
+    """Microseconds that the host took to get to each launch since the one before on its thread, by correlation.
+
+    launches: by correlation, the host's thread and the time of the call in microseconds. One graph launch stands for
+    many kernels, so in graphs this says little; eagerly it is what a kernel costs in the engine's own code.
+    """
+    last: dict[object, float] = {}
+    gaps = {}
+    for correlation, (thread, at) in sorted(launches.items(), key=lambda item: item[1][1]):
+        if thread in last:
+            gaps[correlation] = at - last[thread]
+        last[thread] = at
+    return gaps
+
+
+def _host(gaps: list[float], steps: int) -> dict[str, float]:
+    """The median, since now and then a launch waits for something else; and the sum, in which those waits are."""
+    if not gaps:
+        return {}
+    return {"host_us": round(statistics.median(gaps), 3), "host_ms_per_step": round(sum(gaps) / steps / 1e3, 4)}
+
+
 def kernel_table(path: Path, steps: int = STEPS) -> dict[str, Any]:
-    """Kernels by name: count a step, mean microseconds, milliseconds a step. Raises InputError when it holds none.
+    """Kernels by name: count a step, mean microseconds, milliseconds a step, the host's microseconds before a launch.
+
+    Raises InputError when it holds no kernel.
 
     The trace may hold a step more or less than asked for; the number that divides most kernels' counts is taken.
     """
     durations: dict[str, list[float]] = defaultdict(list)
+    correlations: dict[str, list[object]] = defaultdict(list)
+    launches: dict[object, tuple[object, float]] = {}  # by correlation: the host's thread and time
     for event in events(path):
-        if event.get("ph") == "X" and event.get("cat") in GPU_CATEGORIES and isinstance(event.get("dur"), (int, float)):
+        if event.get("ph") != "X":
+            continue
+        correlation = (event.get("args") or {}).get("correlation")
+        if event.get("cat") in GPU_CATEGORIES and isinstance(event.get("dur"), (int, float)):
             durations[str(event.get("name"))].append(float(event["dur"]))
+            correlations[str(event.get("name"))].append(correlation)
+        elif event.get("cat") in HOST_CATEGORIES and correlation is not None:
+            launches[correlation] = (event.get("tid"), float(event.get("ts", 0.0)))
     if not durations:
         raise InputError("holds no GPU kernel", where=str(path), mend="profile with GPU activities on")
+    ran = {c for seen in correlations.values() for c in seen}
+    prepared = host_gaps({c: launch for c, launch in launches.items() if c in ran})
     counts = [len(d) for d in durations.values()]
     steps = max((steps, steps + 1, steps - 1), key=lambda n: sum(c for c in counts if n > 0 and c % n == 0))
     rows = [
@@ -120,6 +155,7 @@ def kernel_table(path: Path, steps: int = STEPS) -> dict[str, Any]:
             "per_step": round(len(d) / steps, 3),
             "mean_us": round(statistics.fmean(d), 3),
             "ms_per_step": round(sum(d) / steps / 1e3, 4),
+            **_host([prepared[c] for c in correlations[name] if c in prepared], steps),
         }
         for name, d in durations.items()
     ]

@@ -329,6 +329,24 @@ def test_kernel_table_counts_a_step(tmp_path: Path) -> None:
     assert table["kernels"][0] == {"name": "gemm", "per_step": 2.0, "mean_us": 3.0, "ms_per_step": 0.006}
 
 
+def test_kernel_table_tells_what_the_host_took_to_launch(tmp_path: Path) -> None:
+    """Launched at 10, 25 and 60 us on one thread: b took 15 us to get to and c 35; a has nothing before it, the event
+    record between is no kernel, and another thread's call at 20 us is not in the way."""
+    path = tmp_path / "t.json"
+    events = [
+        {"ph": "X", "cat": "kernel", "name": n, "ts": 99.0, "dur": 1.0, "args": {"correlation": c}}
+        for c, n in ((1, "a"), (2, "b"), (3, "c"), (9, "other"))
+    ]
+    for correlation, thread, at in ((3, 7, 60.0), (1, 7, 10.0), (2, 7, 25.0), (9, 8, 20.0), (4, 7, 50.0)):
+        call = {"ph": "X", "cat": "cuda_runtime", "name": "call", "tid": thread, "ts": at, "dur": 1.0}
+        events.append(call | {"args": {"correlation": correlation}})
+    path.write_text(json.dumps({"traceEvents": events}))
+    rows = {row["name"]: row for row in kernel_table(path, steps=1)["kernels"]}
+    assert (rows["b"]["host_us"], rows["c"]["host_us"]) == (15.0, 35.0)
+    assert rows["c"]["host_ms_per_step"] == 0.035
+    assert not {"host_us"} & (rows["a"].keys() | rows["other"].keys())
+
+
 def test_a_cut_trace_counts_what_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "cut.json"
     path.write_bytes(gzip.decompress(trace(tmp_path / "t.json.gz", 5).read_bytes())[:-200])
