@@ -1,8 +1,62 @@
-"""Test settings."""
+"""Test settings, and the browser that tests marked `browser` drive."""
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+CHROMIUM = "/usr/bin/chromium"  # Debian's; elsewhere the one of `playwright install chromium`
+ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+LOCAL = ("file:", "data:", "blob:", "about:", "http://127.0.0.1", "http://localhost")
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """Chromium, one for all tests of a process. Without one the test is skipped; under SPECSIM_BROWSER=1 it fails."""
+    from playwright.sync_api import Error, sync_playwright
+
+    with sync_playwright() as playwright:
+        path = CHROMIUM if Path(CHROMIUM).exists() else None
+        try:
+            found = playwright.chromium.launch(executable_path=path, args=ARGUMENTS)
+        except Error as error:
+            why = f"no Chromium: apt-get install chromium, or playwright install chromium ({error.message.splitlines()[0]})"
+            if os.environ.get("SPECSIM_BROWSER") == "1":
+                pytest.fail(why)
+            pytest.skip(why)
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def new_page(browser: Any) -> Iterator[Callable[..., Any]]:
+    """new_page(offline=False, viewport=..., console=("expected text",)): a page in a context of its own, offline by default.
+
+    When the test ends: no error on the console beyond the expected ones, and no request that left the machine.
+    """
+    contexts, problems = [], []
+
+    def make(*, console: tuple[str, ...] = (), **options: Any) -> Any:
+        context = browser.new_context(**{"offline": True, **options})
+        contexts.append(context)
+
+        def said(kind: str, text: str) -> None:
+            if kind in ("error", "warning") and not any(expected in text for expected in console):
+                problems.append(f"{kind}: {text}")
+
+        context.on("console", lambda message: said(message.type, message.text))
+        context.on("weberror", lambda error: said("error", str(error.error)))
+        context.on("request", lambda request: request.url.startswith(LOCAL) or problems.append(f"asked {request.url}"))
+        return context.new_page()
+
+    yield make
+    for context in contexts:
+        context.close()
+    assert not problems
