@@ -38,7 +38,7 @@ def main() -> None:
     off["samples"] += [s for s in one["samples"] if s["key"] not in known]
     published = [load_profile("1x-h200-published"), load_profile("2x-h200-published")]
     for document in (one, two, off):
-        result = rebuild(Record.model_validate(document), published)
+        result = rebuild([Record.model_validate(document)], published)
         target = ROOT / "hardware" / f"{document['name']}.yaml"
         target.write_text(dump_profile(result.profile), encoding="utf-8")
         print(f"wrote {target}")

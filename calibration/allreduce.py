@@ -5,17 +5,18 @@ layer, so that what ranks wait for each other is in it (the same chain without t
 `alone`: in a graph back to back; `eager`: called from Python. Against: bytes of one rank's buffer (a bus bandwidth is
 bytes / seconds x 2 (n - 1) / n). Units: seconds, bytes. The sum is checked value by value before it is timed.
 
-The implementation is what the worker's environment makes of NCCL (`nccl`, `nccl-ll`, ...: see VARIANTS), or `custom`:
-SGLang's own kernel when sglang is importable and the link allows it. No symmetric memory, no multicast.
+The implementation is what the worker's environment makes of NCCL (`nccl`, `nccl-ll`, ...: see VARIANTS), or an engine's
+own kernel (`custom`, `custom-v1`: see engine_allreduce). No symmetric memory, no multicast.
 """
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 from specsim.calibration.context import Call, Case, Context, Measurement
-from specsim.calibration.timing import eager, in_graph
+from specsim.calibration.engine_allreduce import COMPILE_S, ENGINES, LIMITS, Kernel, build
+from specsim.calibration.engine_allreduce import RANKS as ENGINE_RANKS
+from specsim.calibration.timing import Chain, eager, in_graph
 
 NAME = "allreduce"
 WHAT = "all-reduce for 2 up to all ranks: in a graph between small kernels, alone, and eager"
@@ -31,7 +32,6 @@ FULL_SIZES = tuple(
 QUICK_SIZES = tuple(KB * s for s in (4, 8, 16, 32, 48, 64, 128, 256, 512, 1024, 4096))
 FORCED_SIZES = tuple(KB * s for s in (4, 16, 32, 64, 128, 256, 512, 1024, 4096))
 CPU_SIZES = tuple(KB * s for s in (4, 16, 64, 256))
-CUSTOM_LIMIT = 8 * 2**20  # bytes of the kernel's shared buffers
 
 # implementation -> environment that makes NCCL use it; each runs in worker processes of its own
 VARIANTS: dict[str, dict[str, str]] = {
@@ -42,39 +42,32 @@ VARIANTS: dict[str, dict[str, str]] = {
     "nccl-ring": {"NCCL_ALGO": "Ring"},
     "nccl-tree": {"NCCL_ALGO": "Tree"},
     "nccl-no-p2p": {"NCCL_P2P_DISABLE": "1"},
+    **ENGINES,
 }
 
 
 def cases(context: Context) -> list[Case]:
     if context.world < 2:
         return []
-    implementation = str(context.options.get("implementation", "nccl"))
-    forced = implementation != "nccl"
-    sizes = (
-        CPU_SIZES[:: 2 if context.quick else 1]
-        if not context.gpu
-        else QUICK_SIZES
-        if context.quick
-        else FORCED_SIZES
-        if forced
-        else FULL_SIZES
-    )
+    name = str(context.options.get("implementation", "nccl"))
+    forced = name != "nccl" and name not in ENGINES
+    sizes = QUICK_SIZES if context.quick else FORCED_SIZES if forced else FULL_SIZES
+    if not context.gpu:
+        sizes = CPU_SIZES[:: 2 if context.quick else 1]
     counts = [context.world] if forced else list(range(context.world, 1, -1))
     if context.quick and not forced and context.world > 2:
         counts = sorted({2, 4, context.world} & set(counts), reverse=True)
+    if name in ENGINES:
+        counts = [n for n in counts if n in ENGINE_RANKS[name]]
+        sizes = tuple(s for s in sizes if s <= LIMITS[name])
     modes = ("graph",) if forced else ("graph", "alone", "eager")
-    found = [_case(implementation, n, mode, s) for n in counts for mode in modes for s in sizes]
-    if not forced and context.gpu and importlib.util.find_spec("sglang") and not context.options.get("no_p2p"):
-        for n in (n for n in counts if n in (2, 4, 6, 8)):
-            found += [
-                _case("custom", n, mode, s) for mode in ("graph", "alone", "eager") for s in sizes if s <= CUSTOM_LIMIT
-            ]
-    return found
+    return [_case(name, n, mode, s) for n in counts for mode in modes for s in sizes]
 
 
 def _case(implementation: str, ranks: int, mode: str, nbytes: int) -> Case:
     params = {"ranks": ranks, "mode": mode, "bytes": nbytes}
-    timeout = 120.0 if implementation == "custom" else 60.0  # the first call makes the connections
+    first = mode == "graph" and nbytes <= 4 * KB  # it makes the connections and compiles
+    timeout = COMPILE_S if first and implementation in ENGINES else 60.0
     return Case(NAME, implementation, params, bytes=nbytes, ranks=ranks, estimate_s=0.5, timeout_s=timeout)
 
 
@@ -83,23 +76,25 @@ def run(context: Context, case: Case) -> Measurement:
 
     n, mode, nbytes = case.params["ranks"], case.params["mode"], case.params["bytes"]
     group, control = groups(context, n)
-    x = torch.empty(nbytes // 2, device=context.device, dtype=torch.bfloat16)
-    capture = None
-    if case.operator == "custom":
-        engine = _custom(context, n)
-        x = _kept(context, nbytes)
-        capture = engine.capture if mode != "eager" else None
-
-        def reduce() -> Any:
-            return engine.custom_all_reduce(x)
+    kernel: Kernel | None = None
+    if case.operator in ENGINES:
+        kernel = _engine(context, case.operator, n, control)
+        x = _kept(context, case.operator, nbytes)
     else:
+        x = torch.empty(nbytes // 2, device=context.device, dtype=torch.bfloat16)
+
+    def reduce() -> Any:
+        if kernel is not None:
+            return kernel.reduce(x)
         import torch.distributed as dist
 
-        def reduce() -> Any:
-            dist.all_reduce(x, group=group)
-            return x
+        dist.all_reduce(x, group=group)
+        return x
 
+    capture = kernel.capture if kernel is not None and context.gpu and mode != "eager" else None
     _check(context, n, x, reduce)
+    if mode != "eager" and context.gpu:
+        _check_graph(context, n, x, reduce, control, capture)
     calls = 2 if not context.gpu else 16 if nbytes <= 2**20 else 4
     if mode == "eager":
         measured = eager(context, [reduce] * (calls * 4 if context.gpu else calls), group=control)
@@ -119,9 +114,8 @@ def run(context: Context, case: Case) -> Measurement:
         base: list[Call] = [between] * calls
         measured = in_graph(context, [both] * calls, group=control, capture=capture, base=base)
     slowest = context.agree(sorted(measured.seconds)[len(measured.seconds) // 2], control)
-    return Measurement(
-        measured.seconds, measured.calls, measured.narrow, {**measured.extras, "slowest_rank_s": slowest}
-    )
+    extras = {**measured.extras, "slowest_rank_s": slowest} | ({"kernel": kernel.name} if kernel else {})
+    return Measurement(measured.seconds, measured.calls, measured.narrow, extras)
 
 
 def groups(context: Context, n: int) -> tuple[Any, str]:
@@ -139,7 +133,7 @@ def groups(context: Context, n: int) -> tuple[Any, str]:
     return context.cache[f"data-{n}"], control
 
 
-def _check(context: Context, n: int, x: Any, reduce: Call) -> None:
+def _check(context: Context, n: int, x: Any, reduce: Call, how: str = "") -> None:
     """Sums of small integers, exact in bf16 (up to 256): rank r holds (r + 1) x (i mod 7), fewer values for many ranks."""
     import torch
 
@@ -154,28 +148,45 @@ def _check(context: Context, n: int, x: Any, reduce: Call) -> None:
             raise RuntimeError("the engine's kernel declined this size or link")
         wrong = int((result != pattern * sum(weights)).sum())
         if wrong:
-            raise RuntimeError(f"WRONG DATA: {wrong} of {x.numel()} values over {n} ranks, attempt {attempt + 1}")
+            raise RuntimeError(f"WRONG DATA{how}: {wrong} of {x.numel()} values over {n} ranks, attempt {attempt + 1}")
     x.copy_(pattern * 0.01)
 
 
-def _kept(context: Context, nbytes: int) -> Any:
+def _check_graph(context: Context, n: int, x: Any, reduce: Call, control: str, capture: Any) -> None:
+    """The same for a call captured in a graph: kernels find their peers' buffers in another way there."""
+    result: list[Any] = []
+
+    def once() -> None:
+        result[:] = [reduce()]
+
+    chain = Chain(context, [once], control, capture)
+
+    def replay() -> Any:
+        chain.run()
+        return result[0]
+
+    _check(context, n, x, replay, " in a graph")
+
+
+def _kept(context: Context, name: str, nbytes: int) -> Any:
     """A buffer that is never freed: other ranks keep the memory that a graph was captured with mapped."""
     import torch
 
-    if "custom-buffer" not in context.cache:
-        context.cache["custom-buffer"] = torch.empty(CUSTOM_LIMIT // 2, device=context.device, dtype=torch.bfloat16)
-    return context.cache["custom-buffer"][: nbytes // 2]
+    if "engine-buffer" not in context.cache:
+        context.cache["engine-buffer"] = torch.empty(LIMITS[name] // 2, device=context.device, dtype=torch.bfloat16)
+    return context.cache["engine-buffer"][: nbytes // 2]
 
 
-def _custom(context: Context, n: int) -> Any:
-    """SGLang's one- and two-shot kernel over CUDA IPC buffers."""
-    key = f"custom-{n}"
+def _engine(context: Context, name: str, n: int, control: str) -> Kernel:
+    """The engine's kernel for n ranks, built once. What kept it from being built is told again for every size."""
+    key = f"{name}-{n}"
     if key not in context.cache:
-        from sglang.srt.distributed.device_communicators.custom_all_reduce import CustomAllreduce
-
-        _, control = groups(context, n)
-        engine = CustomAllreduce(context.cache[control], context.device)
-        context.cache[key] = engine
-    if context.cache[key].disabled:
-        raise RuntimeError("SGLang's custom all-reduce is not for this box (no NVLink between all, or no P2P)")
-    return context.cache[key]
+        try:
+            context.cache[key] = build(name, context.cache[control], context.device)
+        except Exception as error:
+            context.cache[key] = RuntimeError(f"{type(error).__name__}: {error}")
+            raise
+    found = context.cache[key]
+    if isinstance(found, RuntimeError):
+        raise found
+    return found  # type: ignore[no-any-return]

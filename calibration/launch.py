@@ -31,7 +31,6 @@ DISK_FULL = 4
 
 # Multicast objects on NVLink can put a shared host's GPUs out of service: never made unless asked for.
 NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
-NO_SYMMETRIC_MEMORY = {"SGLANG_OPT_USE_CUSTOM_ALL_REDUCE_V2": "0"}
 
 
 @dataclass(frozen=True)
@@ -148,7 +147,7 @@ def _workers(
     if setting.nodes > 1:
         host, base = setting.master.rsplit(":", 1)
         port = int(base) + turn
-    environment = {**os.environ, **stage.environment, "PYTHONUNBUFFERED": "1", **NO_SYMMETRIC_MEMORY}
+    environment = {**os.environ, **stage.environment, "PYTHONUNBUFFERED": "1"}
     if not setting.allow_multicast:
         environment |= NO_MULTICAST
     if setting.nodes == 1:

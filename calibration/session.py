@@ -21,6 +21,7 @@ from typing import Any
 from specsim.calibration import MEASUREMENTS, health
 from specsim.calibration.allreduce import VARIANTS
 from specsim.calibration.context import dumps
+from specsim.calibration.engine_allreduce import ENGINES, importable
 from specsim.calibration.launch import Setting, Stage, finished, results, run_stage
 
 from specsim.errors import InputError, WorkError, did_you_mean
@@ -39,6 +40,7 @@ class Plan:
     cpu: bool = False
     quick: bool = False
     only: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()  # all-reduce implementations; () is all that the run calls for
     no_p2p: bool = False
     shapes: dict[str, Any] = field(default_factory=dict)
     allow_multicast: bool = False
@@ -87,17 +89,28 @@ def stages(plan: Plan) -> list[Stage]:
     main = VARIANTS["nccl-no-p2p"] if plan.no_p2p else {}
     options: dict[str, Any] = {"gpus": plan.ranks, "implementation": "nccl", "no_p2p": plan.no_p2p}
     found = [Stage("one", alone, 1, dict(main), options)] if alone else []
+    if plan.kinds and "nccl" not in plan.kinds:
+        together = tuple(n for n in together if n != "allreduce")
     if together:
         found.append(Stage("all", together, plan.ranks, dict(main), options))
-    if "allreduce" in together and not plan.quick and not plan.cpu:
-        for name, environment in VARIANTS.items():
-            if environment and not (plan.no_p2p and name == "nccl-no-p2p"):
-                found.append(
-                    Stage(
-                        name, ("allreduce",), plan.ranks, {**main, **environment}, {**options, "implementation": name}
-                    )
-                )
+    for name in _implementations(plan) if shared and "allreduce" in modules else []:
+        environment = {**main, **VARIANTS[name]}
+        found.append(Stage(name, ("allreduce",), plan.ranks, environment, {**options, "implementation": name}))
     return found
+
+
+def _implementations(plan: Plan) -> list[str]:
+    """All-reduce implementations that run in worker processes of their own. NCCL as it is by default is not among them."""
+    for name in plan.kinds:
+        if name not in VARIANTS:
+            raise InputError(f"no all-reduce {name!r}", where="--kinds", mend=did_you_mean(name, VARIANTS))
+    if plan.kinds:
+        return [name for name in VARIANTS if name != "nccl" and name in plan.kinds]
+    if plan.cpu:
+        return []
+    engines = [name for name in ENGINES if importable(name) and not plan.no_p2p and plan.nodes == 1]
+    forced = [n for n in VARIANTS if n != "nccl" and n not in ENGINES and not (plan.no_p2p and n == "nccl-no-p2p")]
+    return engines + ([] if plan.quick else forced)
 
 
 def prepare(plan: Plan, *, resume: bool) -> None:

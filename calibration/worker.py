@@ -89,6 +89,7 @@ def _one(context: Context, module: Any, case: Case, key: str, reporter: Reporter
     except WorkError:
         raise
     except Exception as error:
+        sys.stderr.write(f"{case.size}:\n{traceback.format_exc()}\n")
         lost = _cuda_lost(context, error)
         reporter.failed(key, case, started, error)
         if not lost and not _meet(context, case, key, wait=True):  # the others hang in it: all must be replaced

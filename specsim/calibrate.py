@@ -254,17 +254,35 @@ def build(
     return Result(profile, record, fitted, warnings)
 
 
-def rebuild(record: Record, published: Sequence[Profile] = ()) -> Result:
-    """The profile and record again from a calibration's record, with this release's fits. Raises InputError for another."""
-    plan = record.environment.get("plan")
-    if record.kind != "calibration" or not isinstance(plan, dict):
-        raise InputError(
-            "is not the record of a calibration", where=record.name, mend="give a *.record.json of specsim calibrate"
-        )
-    environment = {k: v for k, v in record.environment.items() if k not in ("plan", "health")}
+def rebuild(records: Sequence[Record], published: Sequence[Profile] = ()) -> Result:
+    """The profile and record again from a box's calibration records, with this release's fits.
+
+    Later records add to the first and replace what they measured again; a failure replaces nothing. Raises InputError
+    without records, for another kind of record, and for records of different plans.
+    """
+    if not records:
+        raise InputError("no record", mend="give a *.record.json of specsim calibrate")
+    first = records[0]
+    plan = first.environment.get("plan")
+    samples: dict[str, Sample] = {}
+    for record in records:
+        other = record.environment.get("plan")
+        if record.kind != "calibration" or not isinstance(plan, dict) or not isinstance(other, dict):
+            raise InputError(
+                "is not the record of a calibration",
+                where=record.name,
+                mend="give a *.record.json of specsim calibrate",
+            )
+        for key in ("ranks", "cpu", "no_p2p"):
+            if other.get(key) != plan.get(key):
+                raise InputError(f"has {key} {other.get(key)}, {first.name} has {plan.get(key)}", where=record.name)
+        for s in record.samples:
+            if s["status"] == "done" or samples.get(s["key"], s)["status"] != "done":
+                samples[s["key"]] = s
+    environment = {k: v for k, v in first.environment.items() if k not in ("plan", "health")}
     return build(
-        record.name, record.samples, environment, **plan, health=record.environment.get("health"), date=record.date,
-        command=record.source, published=published,
+        first.name, list(samples.values()), environment, **plan, health=first.environment.get("health"),
+        date=max(r.date for r in records), command="; ".join(dict.fromkeys(r.source for r in records)), published=published,
     )  # fmt: skip
 
 
@@ -380,10 +398,25 @@ def _curves(samples: Sequence[Sample], source: Source) -> list[AllReduceCurve]:
                 latency_us=[t for _, t, _ in kept],
                 source=source,
                 relative_uncertainty=min(3.0, round(max(0.02, float(np.median(widths)) if widths else 0.1), 3)),
-                note="between small kernels" if mode == "graph" else "",
+                note="; ".join(filter(None, ["between small kernels" if mode == "graph" else "", _kernel_note(group)])),
             )
         )
-    return curves
+    return curves + _stand_ins(curves)
+
+
+def _kernel_note(group: Sequence[Sample]) -> str:
+    names = sorted({str(s["extras"]["kernel"]) for s in group if s["extras"].get("kernel")})
+    return f"kernel: {' and '.join(names)}" if names else ""
+
+
+def _stand_ins(curves: Sequence[AllReduceCurve]) -> list[AllReduceCurve]:
+    """The engines' older kernel for the newer one where only the older could be measured."""
+    have = {(c.implementation, c.ranks, c.mode) for c in curves}
+    return [
+        c.model_copy(update={"implementation": "custom", "note": f"{c.note}; stands in for the engine's newer kernel"})
+        for c in curves
+        if c.implementation == "custom-v1" and ("custom", c.ranks, c.mode) not in have
+    ]
 
 
 def _published_curves(

@@ -53,6 +53,71 @@ def run(context, case):
 """
 
 
+# SGLang's two modules as far as they are used: a kernel over shared memory of the host, which spoils sums from 64 KB on.
+FAKE_V1 = """
+import ctypes, mmap, os
+import torch.distributed as dist
+
+class CustomAllreduce:
+    @staticmethod
+    def create_shared_buffer(nbytes, group):
+        rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+        paths = [os.path.join(os.environ["FAKE_MEMORY"], str(r)) for r in range(ranks)]
+        with open(paths[rank], "wb") as f:
+            f.truncate(nbytes)
+        dist.barrier(group=group)
+        CustomAllreduce.maps = [mmap.mmap(os.open(p, os.O_RDWR), nbytes) for p in paths]
+        return [ctypes.addressof(ctypes.c_char.from_buffer(m)) for m in CustomAllreduce.maps]
+
+def dispatch_custom_allreduce(group, device):
+    from .custom_all_reduce_v2 import CustomAllReduceV2
+    return CustomAllReduceV2
+"""
+FAKE_V2 = """
+import contextlib
+import torch
+import torch.distributed as dist
+
+def _allocate_symmetric_memory(nbytes, device, group):
+    raise AssertionError("symmetric memory was asked for")
+
+class CustomAllReduceV2:
+    def __init__(self, group, device):
+        self.group, self.rank, self.disabled = group, dist.get_rank(group), False
+        own, memory = _allocate_symmetric_memory(2**20, device=device, group=group)
+        assert memory.multicast_ptr == 0
+        self.buffers = [memory.get_buffer(r, [2**20], torch.uint8) for r in range(dist.get_world_size(group))]
+        assert own.data_ptr() == self.buffers[self.rank].data_ptr()
+        self.capture = contextlib.nullcontext
+
+    def custom_all_reduce(self, x):
+        self.buffers[self.rank][:x.nbytes].copy_(x.view(torch.uint8))
+        dist.barrier(group=self.group)
+        total = sum(b[:x.nbytes].view(x.dtype) for b in self.buffers)
+        dist.barrier(group=self.group)
+        return total + (x.nbytes >= 65536)
+"""
+
+
+def test_an_engines_kernel_runs_on_plain_memory_and_wrong_sums_are_told(tmp_path: Path) -> None:
+    package = tmp_path / "code" / "sglang" / "srt" / "distributed" / "device_communicators"
+    package.mkdir(parents=True)
+    (package / "custom_all_reduce.py").write_text(FAKE_V1)
+    (package / "custom_all_reduce_v2.py").write_text(FAKE_V2)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "code"), "FAKE_MEMORY": str(tmp_path)}
+    line = command("--only", "allreduce", "--kinds", "custom", "--out", tmp_path / "out", "-o", tmp_path / "p.yaml")
+    done = subprocess.run(line, capture_output=True, text=True, timeout=120, cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stderr
+    profile = load_profile(str(tmp_path / "p.yaml"))
+    assert {(c.implementation, c.ranks, c.mode, *c.bytes) for c in profile.allreduce} == {
+        ("custom", 2, "graph", 4096),
+        ("custom", 2, "eager", 4096),
+    }
+    assert "sglang CustomAllReduceV2" in profile.allreduce[0].note
+    assert any("WRONG DATA" in c for c in profile.caveats)
+    assert "WRONG DATA" in (tmp_path / "out" / "logs" / "custom.rank0.log").read_text()
+
+
 @pytest.fixture
 def faulty(tmp_path: Path) -> Path:
     """A folder whose package `faulty` holds a measurement with a fault in the second of three cases."""

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from specsim.calibrate import Result
     from specsim.calibration.session import Outcome, Plan, Progress
     from specsim.profiles import Profile
+    from specsim.records import Record
 
 
 @click.command()
@@ -50,6 +51,11 @@ if TYPE_CHECKING:
     help="Measure these alone, separated by commas: peak, launches, small, gemm, moe, attention, copies, allreduce.",
 )
 @click.option(
+    "--kinds",
+    help="All-reduces to measure, separated by commas: nccl, nccl-ll, nccl-ll128, nccl-simple, nccl-ring, nccl-tree, "
+    "nccl-no-p2p, custom, custom-v1. Default: all that can run here.",
+)
+@click.option(
     "--resume", is_flag=True, help="Go on in a work folder: finished measurements stay, failed ones are tried again."
 )
 @click.option("--no-p2p", is_flag=True, help="Measure with NCCL_P2P_DISABLE=1, as a box without peer access would run.")
@@ -62,8 +68,9 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--refit",
+    multiple=True,
     type=click.Path(dir_okay=False),
-    help="Measure nothing: fit a calibration's record (NAME.record.json) again.",
+    help="Measure nothing: fit a calibration's record (NAME.record.json) again. Repeat it to add later measurements of the same box.",
 )
 @click.option(
     "--allow-multicast",
@@ -96,7 +103,7 @@ def command(**options: Any) -> None:
     import signal
 
     if options["refit"]:
-        _refit(Path(options["refit"]), options)
+        _refit([Path(path) for path in options["refit"]], options)
         return
     plan, name = _plan(options)
     from specsim.calibration import session
@@ -147,11 +154,15 @@ def _plan(options: dict[str, Any]) -> tuple[Plan, str]:
     name = options["name"] or (f"{ranks}x-cpu" if cpu else f"{ranks}x-gpu") + ("-no-p2p" if options["no_p2p"] else "")
     plan = Plan(
         folder=Path(options["out"] or f"calibration-{name}").absolute(), ranks=ranks, cpu=cpu, quick=options["quick"],
-        only=tuple(w for w in (options["only"] or "").replace(" ", "").split(",") if w), no_p2p=options["no_p2p"],
+        only=_names(options["only"]), kinds=_names(options["kinds"]), no_p2p=options["no_p2p"],
         shapes=_shapes(options, ranks), allow_multicast=options["allow_multicast"], nodes=nodes, node=options["node_rank"],
         master=options["master"],
     )  # fmt: skip
     return plan, name
+
+
+def _names(text: str | None) -> tuple[str, ...]:
+    return tuple(name for name in (text or "").replace(" ", "").split(",") if name)
 
 
 def _shapes(options: dict[str, Any], ranks: int) -> dict[str, Any]:
@@ -189,25 +200,29 @@ def _finish(plan: Plan, name: str, outcome: Outcome, options: dict[str, Any], se
     _write(result, Path(options["output"] or plan.folder / f"{name}.yaml"), options, seconds)
 
 
-def _refit(path: Path, options: dict[str, Any]) -> None:
+def _refit(paths: list[Path], options: dict[str, Any]) -> None:
+    from specsim.calibrate import rebuild
+
+    result = rebuild([_record(path) for path in paths], _published())
+    name = paths[0].name.removesuffix(".json").removesuffix(".record")
+    _write(result, Path(options["output"] or paths[0].with_name(f"{name}.yaml")), options, 0.0)
+
+
+def _record(path: Path) -> Record:
     from pydantic import ValidationError
 
-    from specsim.calibrate import rebuild
     from specsim.errors import InputError
     from specsim.files import read_text
     from specsim.records import Record
 
     try:
-        record = Record.model_validate_json(read_text(path, "calibration record", limit=2**28))
+        return Record.model_validate_json(read_text(path, "calibration record", limit=2**28))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         key = ".".join(str(part) for part in first["loc"]) or "record"
         raise InputError(
             f"{key}: {first['msg']}", where=str(path), mend="give a *.record.json of specsim calibrate"
         ) from None
-    name = path.name.removesuffix(".json").removesuffix(".record")
-    target = Path(options["output"] or path.with_name(f"{name}.yaml"))
-    _write(rebuild(record, _published()), target, options, 0.0)
 
 
 def _published() -> list[Profile]:
