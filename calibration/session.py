@@ -103,7 +103,7 @@ def _implementations(plan: Plan) -> list[str]:
     """All-reduce implementations that run in worker processes of their own. NCCL as it is by default is not among them."""
     for name in plan.kinds:
         if name not in VARIANTS:
-            raise InputError(f"no all-reduce {name!r}", where="--kinds", mend=did_you_mean(name, VARIANTS))
+            raise InputError(f"no all-reduce {name!r}", where="--kinds", mend=did_you_mean(name, tuple(VARIANTS)))
     if plan.kinds:
         return [name for name in VARIANTS if name != "nccl" and name in plan.kinds]
     if plan.cpu:

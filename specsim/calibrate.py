@@ -263,7 +263,7 @@ def rebuild(records: Sequence[Record], published: Sequence[Profile] = ()) -> Res
     if not records:
         raise InputError("no record", mend="give a *.record.json of specsim calibrate")
     first = records[0]
-    plan = first.environment.get("plan")
+    plan: Any = first.environment.get("plan")
     samples: dict[str, Sample] = {}
     for record in records:
         other = record.environment.get("plan")
