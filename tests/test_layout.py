@@ -20,6 +20,7 @@ READING_ORDER = """
     models keys formats families patterns drafters configs
     routing ops profiles engines launch machine forward
     acceptance scenarios cycle memory prediction text
+    chart_style chart_predict charts
     workload simulation_costs simulation_reference metrics simulation_kernel simulation
     replay engine_fit importers
     fitting tables derive calibrate

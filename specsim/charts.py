@@ -1,0 +1,28 @@
+"""Charts of any document that a command prints with `--json`, as Vega-Lite specifications with their data.
+
+    charts_for(json.loads(text)) -> [Chart, ...]
+
+Pure functions of the document: a report, the planner page and a notebook show the same charts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from specsim.chart_predict import prediction_charts
+from specsim.chart_style import Chart as Chart
+from specsim.chart_style import Table as Table
+from specsim.errors import InputError
+
+KINDS: dict[str, Callable[[Mapping[str, Any]], list[Chart]]] = {
+    "specsim.prediction/1": prediction_charts,
+}
+
+
+def charts_for(document: Mapping[str, Any]) -> list[Chart]:
+    """The charts of a document, the most telling first. Raises InputError for a schema that has none."""
+    schema = document.get("schema") if isinstance(document, Mapping) else None
+    if schema not in KINDS:
+        raise InputError(f"no charts of {schema or 'a document without schema'}", where="charts", mend=f"known: {', '.join(KINDS)}")  # fmt: skip
+    return KINDS[schema](document)
