@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from specsim.pages import Shown
+
 
 @dataclass(frozen=True)
 class Format:
@@ -180,9 +182,11 @@ class DraftShape:
     token_heads: tuple[Projection, ...] = ()
 
 
-@dataclass(frozen=True)
-class Model:
+@dataclass(frozen=True, repr=False)
+class Model(Shown):
     """A whole model. `layers` is run-length encoded: (layer, how many), in the order of first appearance."""
+
+    page_from = "specsim.model_text"
 
     name: str
     architecture: str

@@ -15,6 +15,7 @@ from specsim.forward import Cost
 from specsim.machine import Machine
 from specsim.machine import build as build_machine
 from specsim.memory import Memory, memory
+from specsim.pages import Shown
 from specsim.quantities import Quantity
 from specsim.scenarios import Scenario
 
@@ -35,10 +36,12 @@ class Part:
     source: str
 
 
-@dataclass(frozen=True)
-class Prediction:
+@dataclass(frozen=True, repr=False)
+class Prediction(Shown):
     """What specsim says of a scenario. Times in ms with 80 % intervals; None where there is no speculation, or no
     acceptance was given. `speedup_curve` holds (accept rate, speedup) pairs."""
+
+    page_from = "specsim.text"
 
     scenario: Scenario
     decode_ms: Quantity

@@ -15,12 +15,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import exp, isfinite, log
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from specsim.errors import InputError, did_you_mean
 from specsim.files import parse_yaml, read_text
+from specsim.pages import Shown
 
 SourceKind = Literal["measured", "fitted", "published", "datasheet", "assumed"]
 Positive = Annotated[float, Field(gt=0, lt=1e12, allow_inf_nan=False)]
@@ -128,8 +129,10 @@ class EngineTerms(Group):
     eager_factor: Positive | None = None
 
 
-class Profile(Strict):
+class Profile(Shown, Strict):
     """One box. Operator classes are keyed by name: docs/model.md lists them and what stands in for a missing one."""
+
+    page_from: ClassVar[str] = "specsim.profile_text"
 
     schema_: Literal["specsim.hardware/1"] = Field(alias="schema", default="specsim.hardware/1")
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]

@@ -1,14 +1,10 @@
-"""A prediction in words and tables, for people; the same sentences serve terminal, report and notebook."""
+"""A prediction in words and tables, for people."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from specsim.pages import Grid, Line, Page, grid
 from specsim.prediction import Prediction
 from specsim.quantities import Quantity
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 
 def headline(p: Prediction) -> str:
@@ -73,46 +69,30 @@ def rows(p: Prediction) -> list[tuple[str, str, str, str]]:
     return out
 
 
-def phase_table(p: Prediction) -> Table:
-    """The short table of a prediction."""
-    from rich.table import Table
+def page(p: Prediction, explain: bool = False) -> Page:
+    """The prediction as people see it; `explain` adds where the time goes and where the numbers come from."""
+    yield Line(headline(p), "title")
+    yield Line()
+    yield Line(verdict(p), "verdict")
+    yield Line()
+    yield grid(("~", ">", "", "80 % interval"), rows(p), keys=3)
+    if p.speedup is None and p.breakeven_length is not None:
+        yield Line("speedup by accept rate: " + "  ".join(f"{a:.1f}: {v}" for a, v in p.speedup_curve))
+    if explain:
+        yield Line()
+        yield _breakdown(p)
+    for warning in p.warnings:
+        yield Line(f"note: {warning}", "warning")
 
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("")
-    table.add_column("", justify="right")
-    table.add_column("")
-    table.add_column("80 % interval", justify="left")
-    for what, value, unit, interval in rows(p):
-        table.add_row(what, value, unit, interval)
-    return table
 
-
-def breakdown_table(p: Prediction) -> Table:
-    """Where the time goes: phase by component, with calls, bytes and the origin of the price."""
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="dim", title="where the time goes", title_justify="left")
-    for name, justify in (
-        ("phase", "left"),
-        ("component", "left"),
-        ("ms", "right"),
-        ("calls", "right"),
-        ("MB", "right"),
-        ("source", "left"),
-    ):
-        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+def _breakdown(p: Prediction) -> Grid:
+    """Phase by component, with calls, bytes and the origin of the price."""
+    shown = []
     last = ""
     for part in p.parts:
-        if part.phase != last and last:
-            table.add_section()
         megabytes = f"{part.bytes / 1e6:,.1f}" if part.bytes else ""
-        table.add_row(
-            part.phase if part.phase != last else "",
-            part.component,
-            f"{part.ms:.3f}",
-            f"{part.count:,.0f}",
-            megabytes,
-            part.source,
-        )
+        phase = part.phase if part.phase != last else ""
+        shown.append((phase, part.component, f"{part.ms:.3f}", f"{part.count:,.0f}", megabytes, part.source))
         last = part.phase
-    return table
+    heads = ("phase", "component", ">ms", ">calls", ">MB", "source")
+    return grid(heads, shown, "where the time goes", keys=2)

@@ -16,9 +16,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Read the code in this order; a module imports only from modules before it. A new module gets its place here.
 READING_ORDER = """
-    errors files quantities records
-    models keys formats families patterns drafters configs
-    routing ops profiles engines launch machine forward
+    errors files quantities pages records
+    models keys formats families patterns drafters configs model_text
+    routing ops profiles profile_text engines launch machine forward
     acceptance scenarios cycle memory prediction text
     chart_style chart_predict charts
     workload simulation_costs simulation_reference metrics simulation_kernel simulation

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from specsim.commands.models import command, parts
+from specsim.commands.models import command
 from specsim.configs import PRESETS, Preset, default_draft, list_presets, load_config, load_model
+from specsim.model_text import parts
 
 ALL = list_presets()
 TARGETS = [p for p in ALL if p.role == "target"]

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specsim.commands.common import console, json_option, note, print_json
+from specsim.commands.common import json_option, note, print_json, show
+from specsim.pages import Line, grid
 
 if TYPE_CHECKING:
     from specsim.profiles import AllReduceCurve, Profile
 
 TABLES = "aiconfigurator:"  # prefix of a system whose tables are imported
-SIZES = (4096, 14336, 43008, 65536, 2**20)  # bytes at which `show` prints an all-reduce curve
 
 plot_option = click.option(
     "--plot", type=click.Path(path_type=Path), help="Draw the all-reduce curves (png, svg, pdf)."
@@ -45,16 +45,14 @@ def list_command(as_json: bool) -> None:
 
     profiles = [load_profile(name) for name in list_profiles()]
     if as_json:
-        rows = [
+        listed = [
             {"name": p.name, "gpus": p.gpus, "gpu": p.gpu.name, "link": p.link, "description": p.description}
             for p in profiles
         ]
-        print_json({"schema": "specsim.hardware-list/1", "profiles": rows})
+        print_json({"schema": "specsim.hardware-list/1", "profiles": listed})
         return
-    table = _table("profile", "GPUs", "GPU", "link", "description", right=(1,))
-    for p in profiles:
-        table.add_row(p.name, str(p.gpus), p.gpu.name, p.link, p.description)
-    console().print(table)
+    rows = [(p.name, str(p.gpus), p.gpu.name, p.link, p.description) for p in profiles]
+    show([grid(("profile", ">GPUs", "~GPU", "link", "~description"), rows)])
 
 
 @command.command("show")
@@ -75,7 +73,7 @@ def show_command(name: str, plot: Path | None, as_json: bool) -> None:
     if as_json:
         print_json(profile.model_dump(mode="json", by_alias=True, exclude_none=True))
         return
-    show(profile)
+    show(profile.page())
 
 
 @command.command("diff")
@@ -100,13 +98,14 @@ def diff_command(a: str, b: str, plot: Path | None, as_json: bool) -> None:
         print_json({"schema": "specsim.hardware-diff/1", "a": one.name, "b": other.name, "differences": rows})
         return
     if not found:
-        console().print(f"{one.name} and {other.name} hold the same numbers")
+        show([Line(f"{one.name} and {other.name} hold the same numbers")])
         return
-    table = _table("number", one.name, other.name, "relative", right=(1, 2, 3))
-    for d in found:
-        relative = "" if d.relative is None else f"{d.relative:+.1%}"
-        table.add_row(d.key, _number(d.a), _number(d.b), relative)
-    console().print(table)
+    shown = [(d.key, _number(d.a), _number(d.b), "" if d.relative is None else f"{d.relative:+.1%}") for d in found]
+    show([grid(("number", f">{one.name}", f">{other.name}", ">relative"), shown)])
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
 
 
 @command.command("import")
@@ -151,15 +150,16 @@ def import_command(what: str, into: str | None, output: Path | None, as_json: bo
             {"schema": "specsim.hardware-import/1", "written": str(target) if profile and target else None, **summary}
         )
     elif profile and target:
-        console().print(f"wrote {target}: {summary['text']}", soft_wrap=True)
+        show([Line(f"wrote {target}: {summary['text']}")])
     elif profile:
         click.echo(dump_profile(profile), nl=False)
     else:
-        console().print(summary["text"], soft_wrap=True)
+        show([Line(summary["text"])])
 
 
 def _import(what: str, into: str | None, date: str, options: dict[str, Any]) -> tuple[Profile | None, dict[str, Any]]:
     """The profile that results, None when there is none to put the numbers in, and what was read."""
+    from specsim.profile_text import SIZES
     from specsim.profiles import latency_us, load_profile
 
     base = load_profile(into) if into else None
@@ -228,86 +228,6 @@ def _renamed(profile: Profile, name: str) -> Profile:
         raise InputError(
             f"{name!r} cannot be a profile's name", where="-o", mend="use letters, digits, . _ -"
         ) from None
-
-
-# --- text ---------------------------------------------------------------------------------------------------------
-
-
-def show(profile: Profile) -> None:
-    """Print a profile for people."""
-    from rich.text import Text
-
-    from specsim.profiles import latency_us
-
-    out, references = console(), _References()
-    g = profile.gpu
-    out.print(f"{profile.name}: {profile.description}", style="bold", soft_wrap=True)
-    facts = [f"{profile.gpus} x {g.name}", f"link {profile.link}", f"{g.memory_gb:g} GB", f"{g.bandwidth_gb_s:g} GB/s"]
-    facts += [f"{g.bf16_tflops:g} TFLOPS bf16"] + ([f"L2 {g.l2_mb:g} MB"] if g.l2_mb else [])
-    out.print(Text.assemble(", ".join(facts), (f" {references.mark(g)}", "dim")), soft_wrap=True)
-
-    table = _table("operator class", "fixed us", "GB/s", "TFLOPS", "+-", "source", right=(1, 2, 3, 4))
-    for name, rate in profile.operators.items():
-        peak = f"{rate.peak_tflops:g}" if rate.peak_tflops else ""
-        table.add_row(name, f"{rate.fixed_us:g}", f"{rate.bandwidth_gb_s:g}", peak, *references.cells(rate))
-    out.print(table)
-
-    if profile.allreduce:
-        heads = ["all-reduce, us", "ranks", "mode", *(_size(b) for b in SIZES), "+-", "source"]
-        table = _table(*heads, right=(1, *range(3, 4 + len(SIZES))))
-        for c in profile.allreduce:
-            times = [latency_us(c, b) for b in SIZES]
-            cells = [f"{t:.3g}" if t else "" for t in times]
-            table.add_row(c.implementation, str(c.ranks), c.mode, *cells, *references.cells(c))
-        out.print(table)
-
-    table = _table("host and engine", "us", "+-", "source", right=(1, 2))
-    groups = [("launch", profile.launch), *((f"engine {name}", terms) for name, terms in profile.engines.items())]
-    for label, group in groups:
-        for field, value in group:
-            if isinstance(value, float) and field.endswith("_us"):
-                table.add_row(f"{label} {field[:-3]}", f"{value:g}", *references.cells(group))
-    out.print(table)
-    for line in references.lines():
-        out.print(line, style="dim", soft_wrap=True, markup=False)
-    for caveat in profile.caveats:
-        out.print(f"caveat: {caveat}", style="yellow", soft_wrap=True, markup=False)
-
-
-class _References:
-    """Numbers the sources of a profile, so that a table names each by kind and number."""
-
-    def __init__(self) -> None:
-        self.known: dict[tuple[str, str, str], int] = {}
-
-    def mark(self, group: Any) -> str:
-        key = (group.source.kind, group.source.reference, group.source.date)
-        return f"{group.source.kind} {self.known.setdefault(key, len(self.known) + 1)}"
-
-    def cells(self, group: Any) -> tuple[str, str]:
-        return f"{group.relative_uncertainty:.0%}", self.mark(group)
-
-    def lines(self) -> list[str]:
-        return [f"{number}: {kind}, {reference}, {date}" for (kind, reference, date), number in self.known.items()]
-
-
-def _table(*heads: str, right: tuple[int, ...] = ()) -> Any:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for i, head in enumerate(heads):
-        justify: Any = "right" if i in right else "left"
-        table.add_column(head, justify=justify, overflow="fold", no_wrap=i == 0)
-    return table
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
-
-
-def _size(size: int) -> str:
-    return f"{size / 2**20:g} MB" if size >= 2**20 else f"{size / 1024:g} KB"
 
 
 # --- plot ---------------------------------------------------------------------------------------------------------

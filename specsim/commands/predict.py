@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from specsim.commands.common import console, json_option, note, print_json
+from specsim.commands.common import json_option, note, print_json, show
 from specsim.commands.scenario import scenario_of, scenario_options
-
-if TYPE_CHECKING:
-    from specsim.prediction import Prediction
+from specsim.pages import Line
 
 
 @click.command()
@@ -37,24 +35,8 @@ def command(explain: bool, as_json: bool, **options: Any) -> None:
         for warning in prediction.warnings:
             note(f"warning: {warning}")
         return
-    show(prediction, explain)
+    from specsim.text import page
 
-
-def show(p: Prediction, explain: bool) -> None:
-    """Print a prediction for people."""
-    from specsim.text import breakdown_table, headline, phase_table, verdict
-
-    out = console()
-    out.print(headline(p), soft_wrap=True)
-    out.print()
-    out.print(verdict(p), style="bold", soft_wrap=True)
-    out.print()
-    out.print(phase_table(p))
-    if p.speedup is None and p.breakeven_length is not None:
-        out.print("speedup by accept rate: " + "  ".join(f"{a:.1f}: {v}" for a, v in p.speedup_curve), soft_wrap=True)
-    if explain:
-        out.print(breakdown_table(p))
-    for warning in p.warnings:
-        out.print(f"note: {warning}", style="yellow", soft_wrap=True, markup=False)
+    show(page(prediction, explain))
     if not explain:
-        out.print("--explain shows where the time goes and where the numbers come from.", style="dim")
+        show([Line("--explain shows where the time goes and where the numbers come from.", "faint")])
