@@ -5,7 +5,7 @@ TORCH ?= torch==2.13.0
 BIN := $(VENV)/bin
 PIP = $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint requirements-ci.txt
 
-.PHONY: predict test lint format types docs accuracy bench dist clean
+.PHONY: predict test lint format types docs examples accuracy bench dist clean
 
 predict: $(VENV)/base.stamp  ## the field case, on any machine
 	$(BIN)/specsim predict --draft-tokens 3 --accept-rate 0.6
@@ -28,6 +28,9 @@ types: $(VENV)/dev.stamp  ## over the package as an install lays it out
 
 docs: $(VENV)/docs.stamp
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+examples: $(VENV)/dev.stamp  ## renew the outputs that README.md and docs/ show
+	$(BIN)/python tests/pages.py
 
 accuracy: $(VENV)/base.stamp  ## predictions beside public and recorded measurements
 	$(BIN)/python benchmarks/accuracy.py

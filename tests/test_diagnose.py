@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
-import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -624,46 +623,3 @@ def test_known_faults_are_found_and_weights_are_honest() -> None:
     mean, true, n = tally.calibration(0.5, 1.01)
     assert n > 30
     assert abs(mean - true) < 0.15
-
-
-# --- the page of the field case ----------------------------------------------------------------------------------------
-
-
-def _commands() -> list[tuple[str, str]]:
-    """(command, output) of every console block of docs/field-case.md."""
-    text = (ROOT / "docs" / "field-case.md").read_text(encoding="utf-8")
-    return re.findall(r"```console\n\$ specsim (.*?)\n(.*?)```", text, re.DOTALL)
-
-
-@pytest.mark.parametrize(("command", "output"), _commands())
-def test_the_field_case_page_shows_what_is_printed(
-    command: str, output: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each line of the page's output is printed, in order; "..." stands for lines left out. Numbers may move a little
-    when a profile is measured again: they are compared within 10 %."""
-    monkeypatch.chdir(tmp_path)
-    Path("server.log").write_text(log(graph=False))
-    with pytest.raises(SystemExit) as stop:
-        main(shlex.split(command))
-    assert not stop.value.code
-    printed = iter(capsys.readouterr().out.split("\n"))
-    for line in output.split("\n"):
-        if line.strip() and line.strip() != "...":
-            assert any(_alike(line, other) for other in printed), f"not printed: {line}"
-
-
-NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
-
-
-def _alike(a: str, b: str) -> bool:
-    if re.sub(r"\s+", " ", NUMBER.sub("#", a)).strip() != re.sub(r"\s+", " ", NUMBER.sub("#", b)).strip():
-        return False
-    pairs = zip(NUMBER.findall(a), NUMBER.findall(b), strict=True)
-    return all(abs(_value(x) - _value(y)) <= 0.1 * abs(_value(x)) + 3 for x, y in pairs)
-
-
-def _value(text: str) -> float:
-    try:
-        return float(text.replace(",", ""))
-    except ValueError:
-        return 0.0

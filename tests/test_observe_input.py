@@ -341,16 +341,6 @@ def test_links_are_shown(tmp_path, capsys):
     assert "p2p: no" in out
 
 
-def test_the_documented_example(tmp_path, capsys, monkeypatch):
-    page = (Path(__file__).parent.parent / "docs" / "observe.md").read_text()
-    log = page.split("```log\n")[1].split("```")[0]
-    expected = page.split("```text\n")[1].split("```")[0]
-    write(tmp_path, log, "server.log")
-    monkeypatch.chdir(tmp_path)
-    _, out, _ = run(capsys, "server.log")
-    assert [line.rstrip() for line in out.strip().splitlines()] == expected.strip().splitlines()
-
-
 def test_command_json_is_one_document_and_reads_itself(tmp_path, capsys):
     code, out, _ = run(capsys, str(write(tmp_path, LOG)), str(write(tmp_path, json.dumps(BENCH), "b")), "--json")
     assert code == 0

@@ -529,25 +529,3 @@ def test_bad_input_is_one_line(specsim, arguments, said):
     assert err.startswith("error: ")
     assert said in err
     assert len(err.strip().splitlines()) == 1
-
-
-# --- docs/planning.md -----------------------------------------------------------------------------------------------
-
-
-def commands() -> list[str]:
-    """Every `specsim` line of the page's shell blocks."""
-    text = (ROOT / "docs" / "planning.md").read_text()
-    blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
-    return [line for block in blocks for line in block.replace("\\\n", " ").splitlines() if line.startswith("specsim ")]
-
-
-@pytest.mark.parametrize("line", commands())
-def test_commands_of_the_planning_page_run(specsim, monkeypatch, tmp_path, trace, line):
-    monkeypatch.chdir(tmp_path)  # the page's trace.csv is there
-    code, out, err = specsim(*shlex.split(line)[1:])
-    assert code == 0, err
-    assert out
-
-
-def test_the_page_has_commands_of_both():
-    assert {line.split()[1] for line in commands()} >= {"sweep", "plan"}

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-import shlex
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -613,17 +611,3 @@ def test_memory_is_flat_and_cost_linear() -> None:
         kernel.feed(block, block.input_tokens, block.input_tokens)
         kernel.advance(False)
         assert len(kernel._pending) <= 2 * BLOCK
-
-
-def commands_of_the_page() -> list[str]:
-    page = Path(__file__).parent.parent / "docs" / "simulate.md"
-    return [line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("specsim simulate")]
-
-
-@pytest.mark.parametrize("line", commands_of_the_page())
-def test_commands_of_the_page_run(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    rows = "".join(f"{i * 0.5},{200 + i},50\n" for i in range(40))
-    Path("trace.csv").write_text("arrival_s,input_tokens,output_tokens\n" + rows)
-    result = CliRunner().invoke(command, shlex.split(line)[2:])
-    assert result.exit_code == 0, (result.output, result.exception)

@@ -1,0 +1,104 @@
+"""The documentation is true: every command that it shows is run, and prints what the page says."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import click
+import pytest
+from pages import (
+    FENCE,
+    NOT_RUN,
+    PAGES,
+    ROOT,
+    SHELL,
+    Shown,
+    commands,
+    fences,
+    folder,
+    parse,
+    problem,
+    run,
+    steps,
+)
+
+from specsim.cli import COMMANDS, group
+
+SHOWN = {
+    page: [shown for fence in fences(page) if fence.language in SHELL for shown in commands(fence)] for page in PAGES
+}
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if SHOWN[page]], ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_of_a_page(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    wrong = []
+    with folder(page):
+        for shown in steps(page):
+            parse(shown)
+            if shown.runs and (said := problem(shown, run(shown))):
+                wrong.append(f"{shown.line}\n{said}")
+    assert not wrong, "\n\n".join(wrong)
+
+
+def test_few_commands_are_not_run() -> None:
+    """Only what needs hardware, a server or a cluster is left out."""
+    every = [shown for page in PAGES for shown in SHOWN[page]]
+    left_out = Counter(shown.fence.title for shown in every if not shown.runs)
+    assert set(left_out) <= NOT_RUN
+    assert sum(left_out.values()) <= 0.25 * len(every), left_out
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_command_hides(page: Path) -> None:
+    """A command outside a fence of tests/pages.py would be shown and never run; a title with a slip would run it."""
+    text = page.read_text(encoding="utf-8")
+    prose = FENCE.sub("", text)
+    assert not re.findall(r"^(?: {4}|\$ ).*\bspecsim \w.*$|^specsim \w+ -.*$|^```.*$", prose, re.MULTILINE)
+    for fence in fences(page):
+        if fence.language in SHELL:
+            assert fence.title in ("", *NOT_RUN) or re.fullmatch(r"exit code [12]", fence.title), fence.title
+        else:
+            assert "specsim " not in fence.text or fence.language in ("yaml", "python", "log", "json"), fence.text
+
+
+def test_make_targets_and_scripts_exist() -> None:
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    for page in [*PAGES, ROOT / "CONTRIBUTING.md"]:
+        text = page.read_text(encoding="utf-8")
+        assert (
+            set(
+                re.findall(
+                    r"\bmake (?:\w+=\S* )*([a-z]+)\b(?=[`\s]|$)",
+                    "\n".join(f.text for f in fences(page) if f.language in SHELL),
+                )
+            )
+            <= targets
+        )
+        for script in re.findall(r"\bpython (\w+/\w+\.py)", text):
+            assert (ROOT / script).exists(), f"{page.name}: {script}"
+
+
+def _examples() -> list[str]:
+    """The examples of every `--help`."""
+    context = click.Context(group, info_name="specsim")
+    found, waiting = [], [group.get_command(context, name) for name in COMMANDS]
+    while waiting:
+        command = waiting.pop()
+        assert command is not None
+        if isinstance(command, click.Group):
+            waiting += command.commands.values()
+        found += re.findall(r"^ +(?:Example: +)?(specsim .*)$", f"{command.help}\n{command.epilog or ''}", re.MULTILINE)
+    return found
+
+
+def test_examples_of_help_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every option in an example of `--help` exists and takes the value given."""
+    monkeypatch.chdir(tmp_path)
+    examples = _examples()
+    assert {line.split()[1] for line in examples} == set(COMMANDS)
+    fence = fences(ROOT / "README.md")[0]
+    for line in examples:
+        parse(Shown(line, fence))
