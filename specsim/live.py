@@ -48,23 +48,20 @@ class Client:
             raise InputError(f"{url!r} has no valid port", where="--url", mend="write http://host:port") from None
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise InputError(f"{url!r} is not an HTTP address", where="--url", mend="write http://host:port")
-        self._secure, self._host, self._port = parts.scheme == "https", parts.hostname, port
+        self.secure, self.host, self.port = parts.scheme == "https", parts.hostname, port
         path = parts.path.rstrip("/")
-        self._prefix = path[: -len("/v1")] if path.endswith("/v1") else path
-        self.url = f"{parts.scheme}://{parts.netloc}{self._prefix}"
+        self.prefix = path[: -len("/v1")] if path.endswith("/v1") else path
+        self.url = f"{parts.scheme}://{parts.netloc}{self.prefix}"
         self.timeout = timeout
 
     def ask(self, method: str, path: str, body: Any = None, timeout: float | None = None) -> bytes:
         """The answer's bytes. Raises PointError for an HTTP status from 400 on, ServerError when no answer comes."""
         limit = self.timeout if timeout is None else timeout
-        headers = {"Accept": "application/json, text/plain", "Content-Type": "application/json"}
-        key = next((os.environ[name] for name in KEY_VARIABLES if os.environ.get(name)), None)
-        if key:
-            headers["Authorization"] = f"Bearer {key.strip()}"
-        connect = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
-        connection = connect(self._host, self._port, timeout=limit)
+        headers = self.headers("application/json, text/plain")
+        connect = http.client.HTTPSConnection if self.secure else http.client.HTTPConnection
+        connection = connect(self.host, self.port, timeout=limit)
         try:
-            connection.request(method, self._prefix + path, None if body is None else json.dumps(body), headers)
+            connection.request(method, self.prefix + path, None if body is None else json.dumps(body), headers)
             answer = connection.getresponse()
             content = answer.read(MAX_ANSWER)
         except TimeoutError:
@@ -77,18 +74,24 @@ class Client:
             ) from None
         finally:
             connection.close()
-        if answer.status in (401, 403):
-            raise ServerError(
-                f"{self.url}{path}: answered {answer.status}; set {KEY_VARIABLES[0]} to the server's API key"
-            )
-        if 300 <= answer.status < 400:
-            raise ServerError(
-                f"{self.url}{path}: answered {answer.status}, a redirect; give the address behind the proxy"
-            )
-        if answer.status >= 400:
-            said = "a web page" if _is_page(content) else _message(content)
-            raise PointError(f"{self.url}{path}: answered {answer.status}: {said}")
+        self.check(answer.status, content, path)
         return content
+
+    def headers(self, accept: str) -> dict[str, str]:
+        """Headers of a request with a JSON body; with the API key, if the environment has one."""
+        headers = {"Accept": accept, "Content-Type": "application/json"}
+        key = next((os.environ[name] for name in KEY_VARIABLES if os.environ.get(name)), None)
+        return headers | ({"Authorization": f"Bearer {key.strip()}"} if key else {})
+
+    def check(self, status: int, content: bytes, path: str) -> None:
+        """Raises PointError or ServerError for an HTTP status that is no success."""
+        if status in (401, 403):
+            raise ServerError(f"{self.url}{path}: answered {status}; set {KEY_VARIABLES[0]} to the server's API key")
+        if 300 <= status < 400:
+            raise ServerError(f"{self.url}{path}: answered {status}, a redirect; give the address behind the proxy")
+        if status >= 400:
+            said = "a web page" if _is_page(content) else message_of(content)
+            raise PointError(f"{self.url}{path}: answered {status}: {said}")
 
     def json(self, method: str, path: str, body: Any = None, timeout: float | None = None) -> Any:
         """The answer as JSON. Raises ServerError when it is something else, such as a proxy's page."""
@@ -106,7 +109,7 @@ def _is_page(content: bytes) -> bool:
     return content.lstrip()[:1] == b"<"
 
 
-def _message(content: bytes) -> str:
+def message_of(content: bytes) -> str:
     """What an error's body says, in at most 200 characters of one line."""
     text = content.decode("utf-8", "replace")
     try:
@@ -286,7 +289,7 @@ def generate(
         counts = [int(m["completion_tokens"]) for m in metas]
     except (KeyError, TypeError, ValueError):
         raise PointError(
-            f"{client.url}/generate: the answer has no meta_info: {_message(json.dumps(answers).encode())}"
+            f"{client.url}/generate: the answer has no meta_info: {message_of(json.dumps(answers).encode())}"
         ) from None
     if len(counts) != len(token_ids) or set(counts) != {new_tokens}:
         reason = json.dumps(metas[0].get("finish_reason"))[:120] if metas else "none"

@@ -142,7 +142,8 @@ class _Series:
     accepted: dict[int, float] = field(default_factory=dict)  # vLLM: drafts accepted at each position
 
 
-def _growth(before: Counters | None, after: Counters | None, name: str, **labels: str) -> float | None:
+def growth(before: Counters | None, after: Counters | None, name: str, **labels: str) -> float | None:
+    """What a counter gained between two moments; None where it is not known."""
     if before is None or after is None:
         return None
     end = after.per_rank(name, **labels)
@@ -157,26 +158,26 @@ def _one(
     answer = generate(client, served, token_ids, new_tokens)
     after = counters(client)
     for name in RETRACTED:
-        if (lost := _growth(before, after, name)) and lost > 0:
+        if (lost := growth(before, after, name)) and lost > 0:
             raise PointError(
                 f"the server retracted {lost:g} requests: its KV cache is too small; lower --batch or --context"
             )
     cycles = answer.cycles
     if cycles is None:
-        drafts = _growth(before, after, DRAFTS) or 0.0
+        drafts = growth(before, after, DRAFTS) or 0.0
         cycles = drafts / len(token_ids) if drafts else float(new_tokens - 1)
         series.drafts += drafts
         for position in after.categories(ACCEPTED, "position") if after is not None else []:
-            grown = _growth(before, after, ACCEPTED, position=position) or 0.0
+            grown = growth(before, after, ACCEPTED, position=position) or 0.0
             series.accepted[int(position)] = series.accepted.get(int(position), 0.0) + grown
     series.answers.append(answer)
     series.cycles.append(cycles)
     if before is not None and after is not None:
         for category in after.categories(TIMER, "category"):
-            spent = _growth(before, after, TIMER, category=category)
+            spent = growth(before, after, TIMER, category=category)
             past = series.phases.setdefault(category, [0.0] * (len(series.answers) - 1))
             past.append(spent or 0.0)
-        graph, eager = (_growth(before, after, PASSES, mode=f"decode_{m}") for m in ("cuda_graph", "none"))
+        graph, eager = (growth(before, after, PASSES, mode=f"decode_{m}") for m in ("cuda_graph", "none"))
         if graph is not None or eager is not None:
             series.passes.append((graph or 0.0) + (eager or 0.0))
             series.graph_passes += graph or 0.0

@@ -46,6 +46,30 @@ class Point(_Strict):
     raw: dict[str, Any] = {}  # raw timings and counters that the figures came from
 
 
+class LoadRun(_Strict):
+    """Requests sent by the clock to a live server, each streamed and timed.
+
+    Requests are alike: `input_tokens` random ids, `output_tokens` generated. `arrival_ms`: when each was due, from the
+    first; `sent_ms`: when it was sent. `requests`: columns over the requests that finished, `request` their places in
+    `arrival_ms`; times in ms.
+    """
+
+    rate: Number  # requests a second, Poisson
+    num_requests: int
+    input_tokens: int
+    output_tokens: int
+    seed: int
+    accept_histogram: list[int] = []  # cycles that gained 1, 2, ... tokens, where the server says so
+    overhead_ms: Quantity | None = None  # of a lone request: first token less queue and prefill, by the server's clock
+    results: dict[str, Any] = {}  # in the field names of bench_serving
+    arrival_ms: list[Number] = []
+    sent_ms: list[Number] = []
+    requests: dict[str, list[Number]] = {}
+    client: dict[str, Number] = {}  # how late the measuring client itself was
+    failed: int = 0
+    notes: list[str] = []
+
+
 class EngineRun(_Strict):
     """What ran: the engine, its version and the launch flags, from which the scenario is rebuilt."""
 
@@ -78,6 +102,7 @@ class Record(_Strict):
     target_config: dict[str, Any] | None = None  # the target's config.json
     draft_config: dict[str, Any] | None = None
     points: list[Point] = []
+    loads: list[LoadRun] = []
     samples: list[
         dict[str, Any]
     ] = []  # operator samples of a calibration: {"operator", "shape", "seconds": [...], ...}

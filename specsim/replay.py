@@ -12,11 +12,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import ValidationError
 
+import specsim.load_replay as load_replay
 from specsim.errors import InputError, WorkError
 from specsim.files import read_json
 from specsim.prediction import Prediction, machine_of, predict
 from specsim.profiles import Profile
-from specsim.records import Correction, Point, Record
+from specsim.records import Correction, LoadRun, Point, Record
 from specsim.routing import parse as parse_routing
 from specsim.scenarios import Scenario, of_record
 
@@ -24,8 +25,16 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 SCHEMA = "specsim.validation/1"
-PHASES = ("decode", "draft", "verify", "extend", "host", "cycle", "tokens_per_s", "break_even")
-JUDGED = ("decode", "verify", "cycle", "tokens_per_s", "break_even")  # large enough for an error in percent to matter
+STEPS = ("decode", "draft", "verify", "extend", "host", "cycle", "tokens_per_s", "break_even")  # at a fixed batch
+PHASES = (*STEPS, *load_replay.PHASES)  # the latter under load
+JUDGED = (
+    "decode",
+    "verify",
+    "cycle",
+    "tokens_per_s",
+    "break_even",
+    *load_replay.PHASES,
+)  # large enough for an error in percent to matter
 COLLAPSED = "zipf:10"  # all rows choose the same experts
 Interval = tuple[float, float, float]  # value, low, high
 Predictor = Callable[[Record, Point, "str | Profile | None"], Mapping[str, Interval]]
@@ -33,7 +42,10 @@ Predictor = Callable[[Record, Point, "str | Profile | None"], Mapping[str, Inter
 
 @dataclass(frozen=True)
 class Pair:
-    """One phase of one point: observed beside predicted. Times in ms; tokens_per_s in 1/s; break_even in tokens."""
+    """One phase of one point: observed beside predicted. Times in ms; tokens_per_s in 1/s; break_even in tokens.
+
+    Of a load run (`record` ends in its rate) `batch` is the simulated mean and `context` that of a request.
+    """
 
     record: str
     phase: str
@@ -217,13 +229,35 @@ def compare(
             for phase, value in seen.items():
                 if phase in said and value > 0:
                     pairs.append(Pair(record.name, phase, point.batch, point.context, value, *said[phase]))
+        for run in record.loads:
+            try:
+                pairs += load_pairs(record, run, hardware)
+            except InputError as error:
+                skipped.append(f"{record.name} rate {run.rate:g}: {error}")
     pairs.sort(key=lambda pair: -abs(pair.error))
     return pairs, list(dict.fromkeys(skipped))
 
 
+def load_pairs(record: Record, run: LoadRun, hardware: str | Profile | None) -> list[Pair]:
+    """A load run beside the simulator. Raises InputError when it cannot be simulated."""
+    middle = run.input_tokens + run.output_tokens // 2
+    length = run.results.get("accept_length")
+    scenario = scenario_of(record, Point(batch=1, context=middle, tokens_per_cycle=length), hardware)
+    factor = float(machine_of(scenario).terms["eager_factor"])
+    said = load_replay.replay_load(
+        run,
+        scenario,
+        record.environment,
+        lambda phase: sum(float(added_ms(c, scenario, phase, factor)) for c in record.corrections),
+    )
+    name = f"{record.name} {run.rate:g}/s"
+    seen = load_replay.observed(run).items()
+    return [Pair(name, phase, said.batch, middle, value, *said.phases[phase]) for phase, value in seen if value > 0]
+
+
 def observed(point: Point) -> dict[str, float]:
     """What was observed, a phase."""
-    quantities = {phase: getattr(point, f"{phase}_ms") for phase in PHASES[:6]} | {"tokens_per_s": point.tokens_per_s}
+    quantities = {phase: getattr(point, f"{phase}_ms") for phase in STEPS[:6]} | {"tokens_per_s": point.tokens_per_s}
     return {phase: q.value for phase, q in quantities.items() if q is not None}
 
 
@@ -286,7 +320,9 @@ def show(result: Result, console: Console, rows: int = 20) -> None:
         worst.add_row(*cells, f"{p.error:+.1%}{' ' if p.covered else '*'}")
     console.print(worst)
     more = f"{len(result.pairs) - rows} more pairs: --json lists all. " if len(result.pairs) > rows else ""
-    console.print(f"{more}Times in ms, break_even in tokens a cycle. * observed outside the interval.")
+    console.print(
+        f"{more}Times in ms, throughput in tokens a second, break_even in tokens a cycle. * observed outside the interval."
+    )
 
 
 def _short(x: float) -> str:
@@ -299,7 +335,9 @@ def plot(result: Result, path: Path) -> None:
 
     figure = Figure(figsize=(11, 5), layout="constrained")
     scatter, residual = figure.subplots(1, 2)
-    shown = [phase for phase in PHASES if phase not in ("tokens_per_s", "break_even") and result.of(phase)]
+    shown = [
+        phase for phase in PHASES if phase not in ("tokens_per_s", "break_even", "throughput") and result.of(phase)
+    ]
     for phase in shown:
         pairs = result.of(phase)
         x = np.array([p.observed for p in pairs])

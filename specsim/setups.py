@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from specsim.errors import InputError, did_you_mean
 from specsim.files import read_json, read_yaml
+from specsim.load import Load
 from specsim.server import MULTICAST_OFF, SAFE_FLAG
 
 ALGORITHMS = {
@@ -39,6 +40,7 @@ class Setup(BaseModel):
     batches: Annotated[list[Count], Field(min_length=1)] = [1, 4, 16, 32]
     contexts: Annotated[list[Annotated[int, Field(ge=16, le=2**20)]], Field(min_length=1)] = [1024]
     points: list[tuple[Count, int]] | None = None  # (batch, context) pairs instead of batches x contexts
+    load: Load | None = None  # requests by the clock; without batches or points of its own nothing else is measured
     eager: bool = False  # --disable-cuda-graph
     uniform_experts: bool | None = None  # spread dummy routing evenly; None: when the model has experts
     weights: Literal["dummy", "real"] = "dummy"
@@ -58,6 +60,8 @@ class Setup(BaseModel):
         return self.draft_tokens or (self.num_steps or 0) + 1
 
     def pairs(self) -> list[tuple[int, int]]:
+        if self.load is not None and not self.model_fields_set & {"batches", "contexts", "points"}:
+            return []
         return self.points or [(batch, context) for context in self.contexts for batch in self.batches]
 
 
@@ -116,6 +120,11 @@ def make_setup(values: dict[str, Any], where: str) -> Setup:
         )
     if setup.method != "none" and setup.topk > 1 and setup.draft_tokens is None:
         raise InputError("topk above 1 needs draft_tokens", where=where, mend="give --draft-tokens")
+    if setup.load is not None:
+        try:
+            setup.load.runs()
+        except ValueError as error:
+            raise InputError(f"load: {error}", where=where, mend="give one number, or one for each rate") from None
     limit = (setup.num_steps or setup.rows - 1) + 1
     if setup.method != "none" and (setup.accept_length or 1) > limit:
         raise InputError(
@@ -157,9 +166,14 @@ def server_flags(setup: Setup, model: str, draft: str | None, port: int) -> list
     flags += ["--decode-log-interval", "20", "--mem-fraction-static", f"{setup.memory:g}"]
     if setup.weights == "dummy":
         flags += ["--load-format", "dummy"]
-    largest = max(batch for batch, _ in setup.pairs())
-    flags += ["--max-running-requests", str(max(largest, 8))]
-    flags += ["--disable-cuda-graph"] if setup.eager else ["--cuda-graph-max-bs", str(max(largest, 8))]
+    largest = max((batch for batch, _ in setup.pairs()), default=0)
+    asked = setup.load.max_running if setup.load is not None else 0
+    if asked is not None:  # else the engine's own limits, which a load shall meet
+        limit = str(max(largest, asked, 8))
+        flags += ["--max-running-requests", limit]
+        flags += ["--disable-cuda-graph"] if setup.eager else ["--cuda-graph-max-bs", limit]
+    elif setup.eager:
+        flags += ["--disable-cuda-graph"]
     if setup.tp > 1:
         flags += ["--tp", str(setup.tp), SAFE_FLAG]
     if setup.method != "none":

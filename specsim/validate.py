@@ -22,6 +22,7 @@ import specsim.kernels as kernels
 from specsim.errors import InputError, WorkError
 from specsim.files import write_atomically
 from specsim.live import Client, LogTail, PointError, Served, ServerError, flags_of, identify, redact, scrub
+from specsim.load import Load, measure_loads, seconds_of
 from specsim.measure import Plan, measure
 from specsim.records import Correction, EngineRun, Record
 from specsim.server import Launched, free_port, refuse_multicast
@@ -80,10 +81,11 @@ class Recorder:
         write_atomically(self.path, text + "\n")
 
     def drop_if_empty(self) -> bool:
-        """Whether there are points; without any the file is removed."""
-        if not self.record.points:
+        """Whether anything was measured; without it the file is removed."""
+        kept = bool(self.record.points or self.record.loads)
+        if not kept:
             self.path.unlink(missing_ok=True)
-        return bool(self.record.points)
+        return kept
 
 
 def measure_all(
@@ -138,6 +140,12 @@ METHOD = (
 )
 
 
+LOAD_METHOD = (
+    "load: different prompts of random token ids, sent by the clock at Poisson arrivals and streamed; a chunk's time is "
+    "that of the poll that found it; raw times of each request"
+)
+
+
 def run_url(
     url: str,
     pairs: Sequence[tuple[int, int]],
@@ -150,6 +158,7 @@ def run_url(
     log: Path | None = None,
     flags: Sequence[str] = (),
     hardware: str | None = None,
+    load: Load | None = None,
     deadline: float = float("inf"),
     request_timeout: float = 300.0,
 ) -> tuple[Path, int]:
@@ -181,6 +190,8 @@ def run_url(
     recorder = Recorder(record, folder)
     tail = LogTail(log) if log is not None else None
     failed = measure_all(client, served, recorder, pairs, plan, tail, say, deadline)
+    if load is not None:
+        failed += _loads(client, served, load, recorder, say, deadline)
     if not recorder.drop_if_empty():
         raise WorkError(f"{client.url}: no point could be measured; see the lines above")
     return recorder.path, failed
@@ -240,6 +251,8 @@ def run_setup(
         recorder = Recorder(record, folder)
         try:
             failed = measure_all(server.client, served, recorder, setup.pairs(), plan, LogTail(log), say, deadline)
+            if setup.load is not None:
+                failed += _loads(server.client, served, setup.load, recorder, say, deadline)
             if setup.profile and time.monotonic() + 30 > deadline:
                 say("  the time limit leaves out the profile")
             elif setup.profile:
@@ -264,6 +277,7 @@ def run_list(
     for setup in setups:
         left = deadline - time.monotonic()
         need = START_S + 0.6 * plan.point_s * min(len(setup.pairs()), 2)
+        need += seconds_of(setup.load) if setup.load is not None else 0.0
         if left < need:
             failures.append(
                 f"{setup.name}: not started: {max(left, 0):.0f} s of the time limit are left, {need:.0f} needed"
@@ -282,6 +296,12 @@ def run_list(
                 f"{setup.name}: {failed} of its points or profiles could not be measured (see its record's caveats)"
             )
     return paths, failures
+
+
+def _loads(client: Client, served: Served, load: Load, recorder: Recorder, say: Say, deadline: float) -> int:
+    record = recorder.record
+    record.method = f"{record.method}; {LOAD_METHOD}" if record.points else LOAD_METHOD
+    return measure_loads(client, served, load, record, recorder.save, say, deadline)
 
 
 def _profile(client: Client, served: Served, setup: Setup, recorder: Recorder, say: Say) -> int:
@@ -338,12 +358,19 @@ def _environment(served: Served) -> dict[str, Any]:
     keys = (
         "max_total_num_tokens",
         "chunked_prefill_size",
+        "max_prefill_tokens",
+        "disable_overlap_schedule",
+        "disable_radix_cache",
+        "schedule_conservativeness",
+        "stream_interval",
         "attention_backend",
         "moe_runner_backend",
         "page_size",
         "cuda_graph_config",
     )
-    return {"engine_version": served.version} | {k: served.info[k] for k in keys if served.info.get(k) is not None}
+    running = {} if served.max_running is None else {"max_running_requests": served.max_running}
+    told = {k: served.info[k] for k in keys if served.info.get(k) is not None}
+    return {"engine_version": served.version, **running, **told}
 
 
 def _gpu() -> dict[str, Any]:

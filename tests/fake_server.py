@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import queue
 import sys
 import threading
 import time
@@ -28,12 +29,65 @@ class State:
     draft_tokens: int = 1
     accept: int = 2  # tokens a cycle when draft_tokens > 1
     capacity: int = 48  # requests that run at once
+    tp: int = 2
     batches: int = 0  # answered so far
     passes: float = 0.0
     drafts: float = 0.0
     timers: dict[str, float] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
     keys_seen: list[str] = field(default_factory=list)
+    prefill_ms: float = 4.0  # of one prompt, when streaming
+    streamed: int = 0  # streams begun
+    prompts_seen: list[tuple[float, int, int]] = field(default_factory=list)  # streams: time, hash, length
+    waiting: queue.Queue[Streamed] = field(default_factory=queue.Queue)
+    running: list[Streamed] = field(default_factory=list)
+
+
+@dataclass
+class Streamed:
+    """A request in the streaming engine; what it emits goes to its handler: (tokens so far, cycles so far)."""
+
+    tokens: int
+    out: queue.Queue[tuple[int, int]] = field(default_factory=queue.Queue)
+    made: int = 0
+    cycles: int = 0
+
+
+def engine(state: State) -> None:
+    """Continuous batching by the clock: prefill whoever waits, else one step of all that run; never ends."""
+    now = time.perf_counter()
+
+    def work(ms: float) -> None:
+        nonlocal now
+        now = max(now, time.perf_counter() - 0.002) + ms / 1e3  # an oversleep is made up for
+        if (left := now - time.perf_counter()) > 0:
+            time.sleep(left)
+
+    while True:
+        if not state.running and state.waiting.empty():
+            state.running.append(state.waiting.get())
+            work(state.prefill_ms)
+            emit(state, state.running[-1], 1)
+        new = []
+        while not state.waiting.empty() and len(state.running) + len(new) < state.capacity:
+            new.append(state.waiting.get())
+        if new:
+            work(state.prefill_ms * len(new))
+            for request in new:
+                state.running.append(request)
+                emit(state, request, 1)
+        else:
+            work(state.step_ms)
+            for request in list(state.running):
+                request.cycles += 1
+                emit(state, request, state.accept if state.draft_tokens > 1 else 1)
+
+
+def emit(state: State, request: Streamed, tokens: int) -> None:
+    request.made = min(request.made + tokens, request.tokens)
+    request.out.put((request.made, request.cycles))
+    if request.made == request.tokens:
+        state.running.remove(request)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -79,7 +133,7 @@ class Handler(BaseHTTPRequestHandler):
             info = {
                 "version": "9.9" if changed else "0.5.16",
                 "model_path": "/models/fake",
-                "tp_size": 2,
+                "tp_size": state.tp,
                 "api_key": "sesame",
             }
             info |= {"max_running_requests": state.capacity, "disable_cuda_graph": True, "max_total_num_tokens": 100000}
@@ -122,9 +176,66 @@ class Handler(BaseHTTPRequestHandler):
             return self.send(200, "Start profiling.", "text/plain")
         if self.path not in ("/generate", "/v1/completions"):
             return self.send(404, {"detail": "Not Found"})
+        if body.get("stream"):
+            return self.stream(body)
         with state.lock:
             self.generate(body)
         return None
+
+    def stream(self, body: dict[str, Any]) -> None:
+        """Server-sent events, as SGLang and vLLM send them: one a step, with the tokens so far."""
+        state = self.state
+        vllm = state.engine == "vllm"
+        ids = body["prompt"] if vllm else body["input_ids"]
+        tokens = body["max_tokens"] if vllm else body["sampling_params"]["max_new_tokens"]
+        with state.lock:
+            if not state.streamed:
+                threading.Thread(target=engine, args=(state,), daemon=True).start()
+            state.streamed += 1
+            number = state.streamed
+            state.prompts_seen.append((time.perf_counter(), hash(tuple(ids)), len(ids)))
+        late = number > 46  # after the warm-up and a few more
+        if state.fault == "stream-500" and late and number % 3 == 0:
+            return self.send(500, {"error": {"message": "Internal\nServer Error"}})
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        request = Streamed(tokens)
+        state.waiting.put(request)
+        made = 0
+        while made < tokens:
+            made, cycles = request.out.get()
+            if made > tokens // 2 and late:
+                if state.fault == "stream-die":
+                    print("RuntimeError: CUDA error: device-side assert triggered", flush=True)
+                    os._exit(1)
+                if state.fault == "stream-drop":
+                    self.close_connection = True
+                    return self.connection.close()
+                if state.fault == "stream-hang":
+                    time.sleep(5)
+                if state.fault == "stream-error":
+                    return self.event({"error": {"message": "out of\nmemory", "code": 400}}, last=True)
+            if vllm:
+                self.event({"choices": [{"text": ""}], "usage": {"completion_tokens": made}})
+                continue
+            meta: dict[str, Any] = {"completion_tokens": made, "prompt_tokens": len(ids)}
+            if made == tokens:
+                at = time.time()
+                prefill = state.prefill_ms / 1e3
+                meta |= {"queue_time": 0.0, "forward_entry_time": at, "prefill_finished_time": at + prefill}
+                if state.draft_tokens > 1:
+                    histogram = [0] * (state.accept - 1) + [cycles]
+                    meta |= {"spec_verify_ct": cycles, "spec_accept_histogram": histogram}
+            self.event({"output_ids": [100] * made, "meta_info": meta})
+        self.event("[DONE]", last=True)
+        return None
+
+    def event(self, content: Any, last: bool = False) -> None:
+        text = content if isinstance(content, str) else json.dumps(content)
+        data = f"data: {text}\n\n".encode()
+        self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n" + (b"0\r\n\r\n" if last else b""))
 
     def generate(self, body: dict[str, Any]) -> None:
         state = self.state
@@ -172,6 +283,8 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class QuietServer(ThreadingHTTPServer):
+    request_queue_size = 256
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         pass  # a client that gave up waiting
 
@@ -214,9 +327,10 @@ def main() -> None:
         if "--speculative-num-draft-tokens" in flags
         else 1
     )
-    state = State(fault=fault, step_ms=float(os.environ.get("FAKE_STEP_MS", "0.2")), draft_tokens=tokens)
+    state = State(fault=fault, step_ms=float(os.environ.get("FAKE_STEP_MS", "0.2")), draft_tokens=tokens, tp=1)
+    state.prefill_ms = float(os.environ.get("FAKE_PREFILL_MS", "4"))
     handler = type("BoundHandler", (Handler,), {"state": state})
-    ThreadingHTTPServer(("127.0.0.1", port), handler).serve_forever(poll_interval=0.02)
+    QuietServer(("127.0.0.1", port), handler).serve_forever(poll_interval=0.02)
 
 
 if __name__ == "__main__":

@@ -22,11 +22,11 @@ READING_ORDER = """
     acceptance scenarios cycle memory prediction text
     chart_style chart_predict charts
     workload simulation_costs simulation_reference metrics simulation_kernel simulation
-    replay engine_fit importers
+    load_replay replay engine_fit importers
     fitting tables derive calibrate
     observe_read observe_checks observe_serving observe_sglang observe_vllm observe_llama
     observe_bench observe_metrics observe_trace observations
-    live kernels server setups measure validate
+    live kernels server measure streams load setups validate
     fanout ranges sweep sweep_rows sweep_run sweep_plot steady plan policy trace_stats
     hypotheses probes evidence posterior experiments remedies diagnose diagnose_text
 """.split()  # noqa: SIM905

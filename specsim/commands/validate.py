@@ -21,6 +21,7 @@ Examples:
   specsim validate --url http://127.0.0.1:30000 --batch 1,4,16 --context 1024,8192 -o runs
   specsim validate --launch --model DIR --draft DIR --method eagle3 --num-steps 3 --tp 2 -o runs
   specsim validate --scenarios validation/scenarios-1gpu.yaml --time-limit 1500 -o runs
+  specsim validate --url http://127.0.0.1:30000 --rate 2,8,12 --num-requests 400 --input-tokens 1024 -o runs
   specsim validate --records runs --hardware 1x-h200 --plot runs.png --fail-over 10%
 """
 
@@ -39,6 +40,23 @@ class Numbers(click.ParamType):  # type: ignore[type-arg, unused-ignore]
             self.fail(f"{value!r} is not a list such as 1,2,4", param, ctx)
         if min(numbers) < 1:
             self.fail(f"{value!r} holds a number below 1", param, ctx)
+        return numbers
+
+
+class Rates(click.ParamType):  # type: ignore[type-arg, unused-ignore]
+    """Positive numbers with commas between them."""
+
+    name = "R,R,..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[float]:
+        if isinstance(value, list):
+            return value
+        try:
+            numbers = [float(part) for part in str(value).split(",")]
+        except ValueError:
+            self.fail(f"{value!r} is not a list such as 2,8,12", param, ctx)
+        if not all(0 < n <= 1e5 for n in numbers):
+            self.fail(f"{value!r} holds a number that is not in 0 to 100,000", param, ctx)
         return numbers
 
 
@@ -71,6 +89,14 @@ PATH = click.Path(path_type=Path)
 @click.option("-o", "--output", type=PATH, default=Path("runs"), show_default=True, help="Folder for records and logs.")
 @click.option("--batch", type=Numbers(), help="Batch sizes.  [default: 1,4,16,32]")
 @click.option("--context", type=Numbers(), help="Prompt lengths in tokens.  [default: 1024]")
+@click.option("--rate", type=Rates(), help="Under load: Poisson requests a second, one run for each.")
+@click.option(
+    "--num-requests", type=Numbers(), help="Requests of a load run, one number or one a rate.  [default: 400]"
+)
+@click.option("--input-tokens", type=click.IntRange(1, 2**20), help="Prompt tokens under load.  [default: 1024]")
+@click.option("--output-tokens", type=click.IntRange(2, 2**20), help="Generated tokens under load.  [default: 256]")
+@click.option("--seed", type=click.IntRange(0), help="Of the arrivals, as in simulate.  [default: 0]")
+@click.option("--max-running", type=click.IntRange(1, 4096), help="Requests a launched server runs at once under load.")
 @click.option(
     "--duration", type=click.FloatRange(1, 3600), help="Seconds to repeat at one point, at most.  [default: 25]"
 )
@@ -146,7 +172,10 @@ def _measure(mode: str, options: dict[str, Any]) -> int:
     folder: Path = options["output"]
     signal.signal(signal.SIGTERM, _interrupted)
     if mode == "url":
+        load = _load(options)
         pairs = [(b, c) for c in options["context"] or [1024] for b in options["batch"] or [1, 4, 16, 32]]
+        if load is not None and not (options["batch"] or options["context"]):
+            pairs = []
         check_folder(folder)
         path, failed = run_url(
             options["url"],
@@ -159,10 +188,11 @@ def _measure(mode: str, options: dict[str, Any]) -> int:
             log=options["server_log"],
             flags=shlex.split(options["vllm_args"]),
             hardware=options["hardware"],
+            load=load,
             deadline=deadline,
             request_timeout=options["request_timeout"],
         )
-        paths, failures = [path], [f"{failed} of {len(pairs)} points could not be measured"] if failed else []
+        paths, failures = [path], [f"{failed} points or load runs were not measured as asked"] if failed else []
     else:
         scenarios = load_setups(options["scenarios"]) if mode == "scenarios" else [_setup(options)]
         if options["only"]:
@@ -178,6 +208,8 @@ def _measure(mode: str, options: dict[str, Any]) -> int:
         for key, field in (("batch", "batches"), ("context", "contexts")):
             if mode == "scenarios" and options[key]:
                 scenarios = [s.model_copy(update={field: options[key], "points": None}) for s in scenarios]
+        if mode == "scenarios" and (load := _load(options)) is not None:
+            scenarios = [s.model_copy(update={"load": load}) for s in scenarios]
         if options["hardware"]:
             scenarios = [s.model_copy(update={"hardware": options["hardware"]}) for s in scenarios]
         check(scenarios, folder, multicast=options["allow_multicast"])
@@ -219,12 +251,34 @@ def _setup(options: dict[str, Any]) -> Any:
     keys = ("model", "draft", "tp", "method", "num_steps", "topk", "draft_tokens", "accept_length", "eager", "profile")
     values = {key: options[key] for key in keys if options[key] is not None}
     values["flags"] = shlex.split(options["sglang_args"])
-    values |= {"batches": options["batch"] or [1, 4, 16, 32], "contexts": options["context"] or [1024]}
+    values |= {field: options[key] for key, field in (("batch", "batches"), ("context", "contexts")) if options[key]}
+    values |= {"load": load} if (load := _load(options)) is not None else {}
     model: Path = options["model"]
     stem = model.resolve().name if model.is_dir() else model.stem
     tail = options["method"] + (f"-s{options['num_steps']}" if options["num_steps"] else "")
     values["name"] = options["name"] or f"{stem}-tp{options['tp']}-{tail}"
     return make_setup(values, "validate")
+
+
+def _load(options: dict[str, Any]) -> Any:
+    """The load that the options ask for, or None."""
+    from specsim.load import Load
+
+    keys = ("num_requests", "input_tokens", "output_tokens", "seed", "max_running")
+    given = {key: options[key] for key in keys if options[key] is not None}
+    if options["rate"] is None:
+        if given:
+            option = "--" + next(iter(given)).replace("_", "-")
+            raise InputError("is about a load", where=option, mend="give --rate R,R,... too, or leave it out")
+        return None
+    if len(given.get("num_requests", [])) == 1:
+        given["num_requests"] = given["num_requests"][0]
+    load = Load(rates=options["rate"], **given)
+    try:
+        load.runs()
+    except ValueError as error:
+        raise InputError(str(error), where="--num-requests", mend="give one number, or one for each rate") from None
+    return load
 
 
 def _interrupted(number: int, frame: Any) -> None:

@@ -1,0 +1,306 @@
+"""A live server under load, against a fake one that streams on a schedule; and the replay in the simulator."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from fake_server import FakeServer
+
+from specsim import load_replay
+from specsim.cli import group
+from specsim.errors import InputError
+from specsim.live import Client, ServerError, identify
+from specsim.load import Load, arrivals
+from specsim.measure import Plan
+from specsim.records import LoadRun, Record
+from specsim.setups import load_setups, make_setup, server_flags
+from specsim.simulation_costs import Costs, Server
+from specsim.streams import send
+from specsim.validate import run_setup, run_url
+from specsim.workload import Lengths, synthetic
+
+ROOT = Path(__file__).parents[1]
+FAKE = (sys.executable, str(ROOT / "tests" / "fake_server.py"))
+CONFIG = ROOT / "validation" / "configs" / "llama-3.1-8b.json"
+DRAFT = ROOT / "validation" / "configs" / "llama-3.1-8b-eagle3.json"
+LOAD = Load(rates=[100.0], num_requests=20, input_tokens=16, output_tokens=9)
+WARM = 40  # requests of the warm-up
+PREFILL_MS = 4.0  # of the fake server
+
+
+def quiet(text: str) -> None:
+    pass
+
+
+def measured(folder: Path, load: Load = LOAD, **state: Any) -> Record:
+    with FakeServer(**state) as server:
+        path, failed = run_url(server.url, [], folder, Plan(), quiet, load=load, model=CONFIG, name="r")
+    assert failed == 0
+    return Record.model_validate(json.loads(path.read_text()))
+
+
+# --- what is sent ---
+
+
+def test_the_arrivals_sent_are_those_that_simulate_draws(tmp_path: Path) -> None:
+    """The server saw them at the drawn times, in that order, each prompt another, of the length asked for."""
+    load = LOAD.model_copy(update={"rates": [40.0], "seed": 7})
+    with FakeServer() as server:
+        path, _ = run_url(server.url, [], tmp_path, Plan(), quiet, load=load)
+        seen = server.state.prompts_seen
+    assert len(seen) == WARM + 20
+    assert len({h for _, h, _ in seen}) == len(seen)
+    assert {n for _, _, n in seen} == {16}
+    drawn = np.concatenate([b.arrival for b in synthetic(20, Lengths(16), Lengths(9), 40.0, seed=7)]) / 1e12
+    record = Record.model_validate(json.loads(path.read_text()))
+    assert record.loads[0].arrival_ms == pytest.approx(1e3 * drawn, abs=1e-3)
+    times = np.asarray([t for t, _, _ in seen[WARM:]])
+    off = times - times[0] - drawn
+    assert np.median(np.abs(off - np.median(off))) < 0.01  # the machine may be busy; a wrong seed is off by 0.1 s
+
+
+def test_several_rates_reuse_no_prompt(tmp_path: Path) -> None:
+    load = Load(rates=[200.0, 400.0], num_requests=[10, 20], input_tokens=16, output_tokens=3)
+    with FakeServer() as server:
+        path, _ = run_url(server.url, [], tmp_path, Plan(), quiet, load=load)
+        seen = server.state.prompts_seen
+    assert len({h for _, h, _ in seen}) == len(seen) == WARM + 30
+    record = Record.model_validate(json.loads(path.read_text()))
+    assert [r.results["completed"] for r in record.loads] == [10, 20]
+
+
+# --- what is measured ---
+
+
+def test_lone_requests_have_the_times_of_the_schedule(tmp_path: Path) -> None:
+    """One request at a time: first token after the prefill, 4 ms, then 8 chunks of one token, 10 ms apart."""
+    load = LOAD.model_copy(update={"rates": [2.0], "num_requests": 3})
+    run = measured(tmp_path, load, step_ms=10.0).loads[0]
+    assert run.results["median_ttft_ms"] == pytest.approx(PREFILL_MS, abs=3)
+    assert run.results["median_tpot_ms"] == pytest.approx(10, rel=0.05)
+    assert run.results["median_itl_chunk_ms"] == pytest.approx(10, rel=0.05)
+    assert run.requests["chunks"] == [9, 9, 9]
+    assert run.results["total_output_tokens"] == 27
+    assert run.requests["prefill_ms"] == pytest.approx([PREFILL_MS] * 3, abs=0.01)
+    assert run.overhead_ms is not None
+    assert abs(run.overhead_ms.value) < 3
+
+
+def test_a_chunk_of_a_cycle_has_several_tokens(tmp_path: Path) -> None:
+    """Cycles of 10 ms give 2 tokens: 5 ms a token, 4 cycles for 8 tokens after the first, as the histogram says."""
+    load = LOAD.model_copy(update={"rates": [2.0], "num_requests": 3})
+    run = measured(tmp_path, load, step_ms=10.0, draft_tokens=4).loads[0]
+    assert run.results["median_tpot_ms"] == pytest.approx(5, rel=0.05)
+    assert run.results["median_itl_ms"] == pytest.approx(5, rel=0.05)
+    assert run.results["median_itl_chunk_ms"] == pytest.approx(10, rel=0.05)
+    assert run.requests["chunks"] == [5, 5, 5]
+    assert run.requests["cycles"] == [4, 4, 4]
+    assert run.accept_histogram == [0, 12]
+    assert run.results["accept_length"] == 2
+
+
+def test_vllm_streams_are_read_by_the_same_call(tmp_path: Path) -> None:
+    run = measured(tmp_path, LOAD.model_copy(update={"rates": [4.0], "num_requests": 3}), engine="vllm", step_ms=10.0)
+    assert run.loads[0].results["median_tpot_ms"] == pytest.approx(10, rel=0.1)
+    assert run.loads[0].overhead_ms is None
+
+
+def test_a_late_client_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading a chunk is made to take 3 ms, while chunks of 20 streams come every 5 ms."""
+    import time
+
+    from specsim import streams
+
+    read = streams._Receiver._events
+
+    def slow(self: Any) -> None:
+        time.sleep(0.003)
+        read(self)
+
+    monkeypatch.setattr(streams._Receiver, "_events", slow)
+    run = measured(tmp_path, LOAD.model_copy(update={"rates": [1000.0]}), step_ms=5.0).loads[0]
+    assert "the client itself was late" in run.notes[0]
+    assert run.client["mean_lag_ms"] > 1
+
+
+def test_a_record_of_many_tokens_stays_small(tmp_path: Path) -> None:
+    """20 requests of 500 tokens: a chunk's time is not kept one by one, below 200 bytes a request."""
+    load = LOAD.model_copy(update={"output_tokens": 500, "rates": [1000.0]})
+    record = measured(tmp_path, load)
+    assert record.loads[0].results["total_output_tokens"] == 10_000
+    assert len(record.loads[0].model_dump_json()) < 200 * 20 + 2500
+
+
+# --- faults ---
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("stream-500", "answered 500: Internal Server Error"),
+        ("stream-drop", "a stream broke off after"),
+        ("stream-error", "out of memory"),
+        ("stream-hang", r"no answer within 0\.8 s"),
+    ],
+)
+def test_failed_requests_leave_the_finished_ones(tmp_path: Path, fault: str, message: str) -> None:
+    said: list[str] = []
+    with FakeServer(fault=fault) as server:
+        path, failed = run_url(
+            server.url, [], tmp_path, Plan(), said.append, load=LOAD, model=CONFIG, request_timeout=0.8
+        )
+    assert failed == 1
+    run = Record.model_validate(json.loads(path.read_text())).loads[0]
+    assert 0 < run.results["completed"] < 20
+    assert run.failed == 20 - run.results["completed"]
+    assert len([line for line in said if message.replace("\\", "") in line]) == 1
+    assert "\n" not in said[-1]
+
+
+def test_a_server_that_dies_keeps_what_was_finished(tmp_path: Path) -> None:
+    model = tmp_path / "tiny.json"
+    model.write_text('{"num_hidden_layers": 8}')
+    values = {"name": "t", "model": model, "load": LOAD.model_dump(), "env": {"FAKE_FAULT": "stream-die"}}
+    with pytest.raises(ServerError, match=r"the server died: RuntimeError: CUDA error.*kept in .*t\.json"):
+        run_setup(make_setup(values, "test"), tmp_path, Plan(), quiet, command=FAKE)
+    run = Record.model_validate(json.loads((tmp_path / "t.json").read_text())).loads[0]
+    assert 0 < run.results["completed"] < 20
+
+
+def test_nobody_listens_any_more() -> None:
+    with FakeServer() as server:
+        client = Client(server.url, 5)
+        served = identify(client)
+    streams = send(client, served, [0.0, 0.3, 0.4], [[1], [2], [3]], 2).streams
+    assert "connection refused" in streams[0].error
+    assert [s.sent is None for s in streams] == [False, True, True]
+
+
+def test_a_wrong_number_of_requests() -> None:
+    values = {"name": "t", "model": CONFIG, "load": {"rates": [1, 2], "num_requests": [5]}}
+    with pytest.raises(InputError, match="1 numbers of requests for 2 rates"):
+        make_setup(values, "test")
+    done = CliRunner().invoke(group, ["validate", "--url", "http://127.0.0.1:1", "--seed", "3"])
+    assert "give --rate" in str(done.exception)
+
+
+# --- set-ups ---
+
+
+def test_the_limits_of_a_launched_server() -> None:
+    values = {"name": "t", "model": CONFIG, "load": {"rates": [1]}}
+    assert "--max-running-requests" not in server_flags(make_setup(values, "t"), "M", None, 1)  # SGLang's own
+    values["load"] = {"rates": [1], "max_running": 96}
+    flags = server_flags(make_setup(values, "t"), "M", None, 1)
+    assert flags[flags.index("--max-running-requests") + 1] == flags[flags.index("--cuda-graph-max-bs") + 1] == "96"
+    assert make_setup(values, "t").pairs() == []
+    assert make_setup(values | {"batches": [1, 4]}, "t").pairs() == [(1, 1024), (4, 1024)]
+
+
+def test_the_shipped_load_scenarios() -> None:
+    for s in load_setups(ROOT / "validation" / "scenarios-load.yaml"):
+        assert s.load is not None
+        assert s.pairs() == []
+        assert all(20 <= n / rate <= 30 for rate, n in s.load.runs())
+
+
+# --- replay ---
+
+
+def run_of(rate: float, results: dict[str, Any], n: int = 40, **more: Any) -> LoadRun:
+    load = Load(rates=[rate], num_requests=n, input_tokens=1024, output_tokens=64)
+    due = [round(1e3 * t, 3) for t in arrivals(load, rate, n)]
+    return LoadRun(
+        rate=rate,
+        num_requests=n,
+        input_tokens=1024,
+        output_tokens=64,
+        seed=0,
+        arrival_ms=due,
+        sent_ms=due,
+        requests={"request": list(range(n))},
+        results=results,
+        **more,
+    )
+
+
+def test_a_fake_server_with_the_simulators_times_replays_with_a_small_error(tmp_path: Path) -> None:
+    """Steps of 40 ms whatever the batch, prefills of 20 ms a prompt, 15 requests a second: 30 % of the time prefill.
+
+    The fake server is a program of its own, on a machine that others use too: the best of three runs counts.
+    """
+    load = Load(rates=[15.0], num_requests=45, input_tokens=16, output_tokens=17)
+    env = {"FAKE_STEP_MS": "40", "FAKE_PREFILL_MS": "20"}
+    values = {"name": "t", "model": CONFIG, "load": load.model_dump(), "env": env}
+    worst = []
+    for _ in range(3):
+        path, failed = run_setup(make_setup(values, "t"), tmp_path, Plan(), quiet, command=FAKE)
+        run = Record.model_validate(json.loads(path.read_text())).loads[0]
+        assert failed == 0
+        costs = Costs.fixed(0.040, 0.0, 0.020 / 16, batch=64)
+        said = load_replay._simulated(run, Server(costs, "prefill-first", 48, 8192, 10**6, overlap=False))
+        seen = load_replay.observed(run)
+        assert set(seen) == set(load_replay.PHASES)
+        worst.append(max(abs(said[load_replay.PHASES[phase]] / value - 1) for phase, value in seen.items()))
+        if worst[-1] < 0.08:
+            return
+    raise AssertionError(worst)
+
+
+@pytest.mark.parametrize("speculative", [False, True])
+def test_load_records_replay_beside_the_simulator(tmp_path: Path, speculative: bool) -> None:
+    """The record of a made-up run whose figures are twice the simulator's time: every error is -50 %, throughput 0."""
+    flags = ["--model-path", "m", "--max-running-requests", "32"]
+    if speculative:
+        flags += ["--speculative-algorithm", "EAGLE3", "--speculative-num-steps", "3", "--speculative-eagle-topk", "1"]
+        flags += ["--speculative-num-draft-tokens", "4", "--speculative-draft-model-path", "d"]
+    record = Record.model_validate(
+        {
+            "kind": "validation",
+            "name": "made-up",
+            "date": "2026-01-01",
+            "hardware": "1x-h200",
+            "engine": {"name": "sglang", "version": "0.5.16", "flags": flags},
+            "target_config": json.loads(CONFIG.read_text()),
+            "draft_config": json.loads(DRAFT.read_text()) if speculative else None,
+        }
+    )
+    names = load_replay.PHASES.values()
+    more = {"accept_histogram": [0, 100]} if speculative else {}
+    base = {"accept_length": 2.0} if speculative else {}
+    record.loads = [run_of(10.0, base | dict.fromkeys(names, 1.0), **more)]
+
+    def replayed() -> dict[str, Any]:
+        (tmp_path / "r.json").write_text(record.model_dump_json(by_alias=True))
+        done = CliRunner().invoke(group, ["validate", "--records", str(tmp_path), "--json"], standalone_mode=False)
+        document: dict[str, Any] = json.loads(done.stdout)
+        return document
+
+    points = replayed()["points"]
+    assert {p["record"] for p in points} == {"made-up 10/s"}
+    for p in points:
+        factor = 1 if p["phase"] == "throughput" else 2
+        record.loads[0].results[load_replay.PHASES[p["phase"]]] = factor * p["predicted"]
+        assert p["low"] <= p["predicted"] <= p["high"]
+    phases = replayed()["phases"]
+    assert set(phases) == set(load_replay.PHASES)
+    for name, found in phases.items():
+        assert found["worst_error"] == pytest.approx(0 if name == "throughput" else -0.5, abs=1e-4)
+
+
+def test_the_simulator_is_told_the_servers_limits() -> None:
+    told = {"max_running_requests": 7, "max_total_num_tokens": 9000, "chunked_prefill_size": 512, "page_size": 1}
+    told |= {"cuda_graph_config": {"decode": {"backend": "full", "bs": [1, 2, 4]}}}
+    wanted = {"max_running_requests": 7, "max_total_tokens": 9000, "chunked_prefill_size": 512}
+    assert load_replay.limits(told) == wanted | {"captured_sizes": [1, 2, 4]}
+
+
+def test_a_run_with_failures_is_left_out() -> None:
+    with pytest.raises(InputError, match="3 of 40 requests failed"):
+        load_replay.replay_load(run_of(10.0, {}, failed=3), None, {}, lambda phase: 0.0)  # type: ignore[arg-type]
