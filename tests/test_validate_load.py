@@ -79,12 +79,12 @@ def test_several_rates_reuse_no_prompt(tmp_path: Path) -> None:
 
 
 def test_lone_requests_have_the_times_of_the_schedule(tmp_path: Path) -> None:
-    """One request at a time: first token after the prefill, 4 ms, then 8 chunks of one token, 10 ms apart."""
+    """One request at a time: first token after the prefill, 4 ms, then 8 chunks of one token, 25 ms apart."""
     load = LOAD.model_copy(update={"rates": [2.0], "num_requests": 3})
-    run = measured(tmp_path, load, step_ms=10.0).loads[0]
+    run = measured(tmp_path, load, step_ms=25.0).loads[0]
     assert run.results["median_ttft_ms"] == pytest.approx(PREFILL_MS, abs=3)
-    assert run.results["median_tpot_ms"] == pytest.approx(10, rel=0.05)
-    assert run.results["median_itl_chunk_ms"] == pytest.approx(10, rel=0.05)
+    assert run.results["median_tpot_ms"] == pytest.approx(25, rel=0.06)
+    assert run.results["median_itl_chunk_ms"] == pytest.approx(25, rel=0.06)
     assert run.requests["chunks"] == [9, 9, 9]
     assert run.results["total_output_tokens"] == 27
     assert run.requests["prefill_ms"] == pytest.approx([PREFILL_MS] * 3, abs=0.01)
@@ -93,12 +93,12 @@ def test_lone_requests_have_the_times_of_the_schedule(tmp_path: Path) -> None:
 
 
 def test_a_chunk_of_a_cycle_has_several_tokens(tmp_path: Path) -> None:
-    """Cycles of 10 ms give 2 tokens: 5 ms a token, 4 cycles for 8 tokens after the first, as the histogram says."""
+    """Cycles of 25 ms give 2 tokens: 12.5 ms a token, 4 cycles for 8 tokens after the first, as the histogram says."""
     load = LOAD.model_copy(update={"rates": [2.0], "num_requests": 3})
-    run = measured(tmp_path, load, step_ms=10.0, draft_tokens=4).loads[0]
-    assert run.results["median_tpot_ms"] == pytest.approx(5, rel=0.05)
-    assert run.results["median_itl_ms"] == pytest.approx(5, rel=0.05)
-    assert run.results["median_itl_chunk_ms"] == pytest.approx(10, rel=0.05)
+    run = measured(tmp_path, load, step_ms=25.0, draft_tokens=4).loads[0]
+    assert run.results["median_tpot_ms"] == pytest.approx(12.5, rel=0.06)
+    assert run.results["median_itl_ms"] == pytest.approx(12.5, rel=0.06)
+    assert run.results["median_itl_chunk_ms"] == pytest.approx(25, rel=0.06)
     assert run.requests["chunks"] == [5, 5, 5]
     assert run.requests["cycles"] == [4, 4, 4]
     assert run.accept_histogram == [0, 12]
@@ -106,8 +106,8 @@ def test_a_chunk_of_a_cycle_has_several_tokens(tmp_path: Path) -> None:
 
 
 def test_vllm_streams_are_read_by_the_same_call(tmp_path: Path) -> None:
-    run = measured(tmp_path, LOAD.model_copy(update={"rates": [4.0], "num_requests": 3}), engine="vllm", step_ms=10.0)
-    assert run.loads[0].results["median_tpot_ms"] == pytest.approx(10, rel=0.1)
+    run = measured(tmp_path, LOAD.model_copy(update={"rates": [4.0], "num_requests": 3}), engine="vllm", step_ms=25.0)
+    assert run.loads[0].results["median_tpot_ms"] == pytest.approx(25, rel=0.1)
     assert run.loads[0].overhead_ms is None
 
 
