@@ -246,16 +246,19 @@ class _Tools:
         except InputError as problem:
             self.source.note(str(problem).removeprefix(f"{self.source.name}: "))
             return []
-        environment = {"gpu": found.device or None, "ranks": found.ranks, "in_graph": found.in_graph, **found.figures}
+        first = found.runs[0] if found.runs else None
+        environment = {"gpu": found.device or None, **found.figures}
+        environment |= {"ranks": first.ranks, "in_graph": first.in_graph} if first else {}
         samples = [
             {
                 "operator": "allreduce",
-                "bytes": r.size,
-                "ranks": found.ranks,
-                "us": r.microseconds,
-                "in_graph": found.in_graph,
+                "bytes": row.size,
+                "ranks": run.ranks,
+                "us": row.microseconds,
+                "in_graph": run.in_graph,
             }
-            for r in found.rows
+            for run in found.runs
+            for row in run.rows
         ]
         return [
             make_record(

@@ -105,13 +105,13 @@ ROWS = """        1024           512  bfloat16     sum      -1    11.50    0.09 
 
 def test_current_layout_gives_the_out_of_place_curve():
     found = read_tool(HEAD.format(graph=0) + ROWS, "run.txt")
-    curve = found.curve(SOURCE)
+    curve = found.curves(SOURCE)[0]
     assert (curve.ranks, curve.bytes, curve.latency_us) == (2, [1024, 2048, 4194304], [11.5, 12.5, 1000.0])
     assert curve.mode == "graph"
     assert "hides the launch" in curve.note
     assert found.device == "Test GPU"
     assert found.notes == []
-    assert "CUDA graph" in read_tool(HEAD.format(graph=5) + ROWS, "run.txt").curve(SOURCE).note
+    assert "CUDA graph" in read_tool(HEAD.format(graph=5) + ROWS, "run.txt").curves(SOURCE)[0].note
 
 
 def test_old_layout_without_root_and_with_error_column():
@@ -123,7 +123,7 @@ def test_old_layout_without_root_and_with_error_column():
         4096          1024   float     sum    20.10    0.20    0.20  4e-07    20.00    0.20    0.20  0e+00
         8192          2048   float     sum    21.10    0.39    0.39  4e-07    21.00    0.39    0.39  0e+00
 """
-    curve = read_tool(text, "old.txt").curve(SOURCE)
+    curve = read_tool(text, "old.txt").curves(SOURCE)[0]
     assert (curve.ranks, curve.latency_us) == (2, [20.1, 21.1])
 
 
@@ -131,7 +131,7 @@ def test_rank_marks_inside_rows_are_dropped():
     text = HEAD.format(graph=0) + ROWS
     marked = "\n".join(f"[1,0]<stdout>:[0]{line}" for line in text.splitlines())
     torn = marked.replace("      -1    11.50", "      -1[0]    11.50")
-    assert read_tool(torn, "run.txt").curve(SOURCE) == read_tool(text, "run.txt").curve(SOURCE)
+    assert read_tool(torn, "run.txt").curves(SOURCE)[0] == read_tool(text, "run.txt").curves(SOURCE)[0]
 
 
 def test_ranks_come_from_bus_bandwidth_when_the_header_is_cut():
@@ -139,7 +139,7 @@ def test_ranks_come_from_bus_bandwidth_when_the_header_is_cut():
     text = "#  size count type redop root time algbw busbw #wrong\n"
     text += "4096 1024 float sum -1 30.0 0.14 0.24 0\n1073741824 268435456 float sum -1 10737.4 100.0 175.0 0\n"
     found = read_tool(text, "cut.txt")
-    assert found.ranks == 8
+    assert found.runs[0].ranks == 8
     assert "8 ranks by busbw / algbw" in found.notes[0]
 
 
@@ -150,15 +150,17 @@ def test_bad_rows_are_left_out_with_file_and_line():
        65536         32768  bfloat16   magic      -1    19.00    3.45    3.45      0    19.10    3.43    3.43      0
 """
     found = read_tool(HEAD.format(graph=0) + ROWS + bad, "run.txt")
-    assert [row.size for row in found.rows] == [1024, 2048, 4194304, 16384], "in place where out of place is missing"
-    assert found.rows[-1].microseconds == 14.5
+    assert [row.size for row in found.runs[0].rows] == [1024, 2048, 4194304, 16384], (
+        "in place where out of place is missing"
+    )
+    assert found.runs[0].rows[-1].microseconds == 14.5
     assert [note.split(":")[0] for note in found.notes] == [f"run.txt, line {line}" for line in (12, 14, 15)]
     assert "17 wrong results" in found.notes[0]
 
 
 def test_a_size_measured_twice_gives_its_median():
     twice = "        1024           512  bfloat16     sum      -1    13.50    0.09    0.09      0\n"
-    curve = read_tool(HEAD.format(graph=0) + ROWS + twice, "run.txt").curve(SOURCE)
+    curve = read_tool(HEAD.format(graph=0) + ROWS + twice, "run.txt").curves(SOURCE)[0]
     assert curve.latency_us[0] == 12.5
 
 
@@ -174,6 +176,71 @@ def test_another_collective_is_refused():
         read_tool(text, "run.txt")
 
 
+def test_every_layout_of_the_header_is_read_by_its_names():
+    """Per-iteration columns (-I), timestamps (-T), algo and proto columns, no check (-c 0), in place alone: 11.5 us each."""
+    head = "# nThread 1 nGpus 2 minBytes 8\n#  Rank  0 Pid 1 on a device  0 [0x01] GPU\n#  Rank  1 Pid 1 on a device  1 [0x02] GPU\n"
+    start = "#  size  count  type  redop  root"
+    group, more = "  time  algbw  busbw  #wrong", "  i_min  i_max  i_p99  i_cv%"
+    row, values, extra = "1024 512 half sum -1", "  11.50 0.09 0.09 0", "  11.0 12.0 11.9 2.1"
+    layouts = [
+        (start + 2 * (group + more), row + 2 * (values + extra)),
+        (start + 2 * group + "  timestamp", row + 2 * values + " 2026-08-01 12:00:00"),
+        (start + "  algo  proto" + 2 * group, row + "  RING  LL128" + 2 * values),
+        (start + 2 * group, row + 2 * values.replace(" 0", " N/A").replace("N/A.09", "0.09")),
+        (start + 2 * group, row + values),
+    ]
+    for header, line in layouts:
+        curve = read_tool(f"{head}{header}\n{line}\n", "run.txt").curves(SOURCE)[0]
+        assert (curve.ranks, curve.bytes, curve.latency_us) == (2, [1024], [11.5]), header
+
+
+def test_json_of_the_newest_release():
+    group = {"time": 11.5, "alg_bw": 0.09, "bus_bw": 0.16, "nwrong": None}
+    config = {"nthreads": 1, "ngpus": 4, "graph": 20, "devices": [{"rank": 0, "device_info": "Test GPU"}]}
+    results = [{"size": 1024, "out_of_place": group, "in_place": None}, {"size": "odd"}, None]
+    found = read_tool(json.dumps({"version": 2, "config": config, "results": results}), "run.json")
+    curve = found.curves(SOURCE)[0]
+    assert (curve.ranks, curve.bytes, curve.latency_us) == (4, [1024], [11.5])
+    assert "CUDA graph" in curve.note
+    assert found.device == "Test GPU"
+    with pytest.raises(InputError, match="is not whole JSON"):
+        read_tool('{"results": [{"in_place": {"alg_bw": 1', "cut.json")
+
+
+def test_a_loop_over_gpu_counts_gives_a_curve_for_each():
+    """Two runs in one file, over 2 and over 4 ranks; the second hangs before its first row in a third run."""
+    four = HEAD.format(graph=0).replace(
+        "# Using", "#  Rank  2 Pid 1 on b device 2 [0x03] X\n#  Rank  3 Pid 1 on b device 3 [0x04] X\n# Using"
+    )
+    row = "     1024           512  bfloat16     sum      -1    21.50    0.05    0.07      0    21.40    0.05    0.07      0\n"
+    found = read_tool(HEAD.format(graph=0) + ROWS + four + row + HEAD.format(graph=0), "loop.txt")
+    assert [(c.ranks, c.latency_us[0]) for c in found.curves(SOURCE)] == [(2, 11.5), (4, 21.5)]
+    assert "hung or failed" in found.notes[-1]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (HEAD.format(graph=0).replace("(us)", "(ms)") + ROWS, "line 7: a column is in ms"),
+        (HEAD.format(graph=0).replace("time", "cputime") + ROWS, "holds the host's time"),
+        ("# nThread 1 nGpus 1\n#  Rank  0 Pid 1 on a device 0 [0x01] X\n" + "4096 1024 float sum -1 4.1 1.00 0.00 0\n" * 3, "ran on one rank"),
+        (HEAD.format(graph=0) + "4096 1024 float sum -1 11.5 356.0 356.0 0 11.5 356.0 356.0 0\n", "4096 bytes in 11.5 us are not 356 GB/s"),
+        (HEAD.format(graph=0) + "0 0 float sum -1 11.5 0.00 0.00 0 11.5 0.00 0.00 0\n", "no usable row"),
+    ],
+)  # fmt: skip
+def test_other_units_and_runs_that_reduce_nothing_are_refused(text, words):
+    with pytest.raises(InputError, match=words):
+        read_tool(text, "run.txt")
+
+
+def test_ranks_that_the_printed_digits_leave_open_are_said():
+    """busbw / algbw of 16 ranks is 1.875; with two decimals of 1.01 and 1.89 GB/s, 14 to 17 ranks would print the same."""
+    text = "#  size count type redop root time algbw busbw #wrong\n1048576 262144 float sum -1 1038 1.01 1.89 0\n"
+    found = read_tool(text, "cut.txt")
+    assert found.runs[0].ranks == 16
+    assert "from 14 to 17 would fit" in found.notes[0]
+
+
 @settings(max_examples=150, deadline=None)
 @given(st.text(max_size=60), st.integers(0, 2000), st.integers(0, 80))
 def test_torn_output_gives_readings_or_one_line(noise, place, removed):
@@ -184,8 +251,8 @@ def test_torn_output_gives_readings_or_one_line(noise, place, removed):
     except InputError as error:
         message = str(error)
     else:
-        assert found.rows
-        assert all(row.microseconds > 0 for row in found.rows)
+        assert found.runs
+        assert all(row.microseconds > 0 for run in found.runs for row in run.rows)
         message = ""
     assert "\n" not in message
 
@@ -249,6 +316,67 @@ memcpy CE GPU(row) -> GPU(column) bandwidth (GB/s)
 SUM device_to_device_memcpy_read_ce 796.00
 """
     assert read_tool(text, "nv.txt").figures == {"host_to_gpu_gb_s": 56.0, "pair_p2p_gb_s": 398.0}
+
+
+def test_nvbandwidth_tells_single_links_from_all_at_once():
+    """Testcases that load several links share a title with those that load one; latencies are in ns."""
+    text = """nvbandwidth Version: v0.8
+Device 0: Test GPU (00000000:01:00)
+
+Running all_to_host_memcpy_ce.
+memcpy CE CPU(row) <- GPU(column) bandwidth (GB/s)
+           0         1
+ 0     20.00     20.00
+
+Running device_to_host_memcpy_ce.
+memcpy CE CPU(row) <- GPU(column) bandwidth (GB/s)
+           0         1
+ 0     52.00     54.00
+
+Running device_to_device_bidirectional_memcpy_read_ce.
+memcpy CE GPU(row) <-> GPU(column) Total bandwidth (GB/s)
+           0         1
+ 0       N/A    700.00
+ 1    702.00       N/A
+
+Running device_local_copy.
+memcpy local GPU(column) bandwidth (GB/s)
+           0         1
+ 0   1900.00   1904.00
+
+Running device_to_device_latency_sm.
+Device to Device Latency SM GPU(row) <-> GPU(column) (ns)
+           0         1
+ 0       N/A    750.00
+ 1    770.00       N/A
+
+Running all_to_one_write_ce.
+memcpy CE GPU(row) <- GPU(column) bandwidth (GB/s)
+           0         1
+ 0     90.00     90.00
+"""
+    found = read_tool(text, "nv.txt")
+    assert found.device == "Test GPU"
+    assert found.figures == {
+        "gpu_to_host_gb_s": 53.0,
+        "pair_both_ways_gb_s": 701.0,
+        "own_memory_copy_gb_s": 1902.0,
+        "pair_p2p_us": 0.76,
+    }
+
+
+def test_nvbandwidth_json():
+    case = {"name": "host_to_device_memcpy_ce", "status": "Passed"}
+    case |= {
+        "bandwidth_description": "memcpy CE CPU(row) -> GPU(column) bandwidth (GB/s)",
+        "bandwidth_matrix": [["55.0", "57.0"]],
+    }
+    waived = {"name": "device_to_device_memcpy_read_ce", "status": "Waived"}
+    assert read_tool(json.dumps({"nvbandwidth": {"testcases": [waived, case]}}), "nv.json").figures == {
+        "host_to_gpu_gb_s": 56.0
+    }
+    with pytest.raises(InputError, match="is not nvbandwidth's JSON"):
+        read_tool('{"nvbandwidth": {"testcases": [', "nv.json")
 
 
 def test_text_of_no_tool_is_refused():
@@ -504,7 +632,7 @@ def test_diff_and_its_chart(capsys, tmp_path):
         (("show", "8x-rtx-6000"), "did you mean"),
         (("show", "1x-h200", "--plot", "x.png"), "no all-reduce curve to draw"),
         (("diff", "8x-h100", "8x-h200", "--plot", "x.docx"), "no picture format"),
-        (("import", "missing.txt"), "no such measurement"),
+        (("import", "missing.txt"), "no such file"),
         (("import", "missing.txt", "--into", "8x-h200"), "is a shipped profile"),
     ],
 )

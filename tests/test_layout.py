@@ -22,7 +22,7 @@ READING_ORDER = """
     acceptance scenarios cycle memory prediction text
     chart_style chart_predict charts
     workload simulation_costs simulation_reference metrics simulation_kernel simulation
-    load_replay replay engine_fit importers
+    load_replay replay engine_fit nccl_tests link_tests importers
     fitting tables derive calibrate
     observe_read observe_checks observe_serving observe_sglang observe_vllm observe_llama
     observe_bench observe_metrics observe_trace observations

@@ -14,6 +14,7 @@ from specsim.pages import Line, grid
 if TYPE_CHECKING:
     from specsim.profiles import AllReduceCurve, Profile
 
+NOTES = 20  # of an import, printed at most
 TABLES = "aiconfigurator:"  # prefix of a system whose tables are imported
 
 plot_option = click.option(
@@ -132,6 +133,7 @@ def import_command(what: str, into: str | None, output: Path | None, as_json: bo
     from specsim.profiles import dump_profile
 
     date = options["date"] or datetime.date.today().isoformat()
+    _check_options(options)
     _check_target(into, output)
     if output and not into and not what.lower().startswith(TABLES):
         from specsim.errors import InputError
@@ -139,8 +141,10 @@ def import_command(what: str, into: str | None, output: Path | None, as_json: bo
         raise InputError("a measurement fills no whole profile", where="-o", mend="give --into PROFILE beside it")
     profile, summary = _import(what, into, date, options)
     target = output or (Path(into) if into else None)
-    for text in summary["notes"]:
+    for text in summary["notes"][:NOTES]:
         note(f"note: {text}")
+    if len(summary["notes"]) > NOTES:
+        note(f"note: and {len(summary['notes']) - NOTES} more like these")
     if profile and target:
         if output and output.stem != profile.name:
             profile = _renamed(profile, output.stem)
@@ -165,16 +169,17 @@ def _import(what: str, into: str | None, date: str, options: dict[str, Any]) -> 
     base = load_profile(into) if into else None
     if what.lower().startswith(TABLES):
         return _import_tables(what[len(TABLES) :], base, date, options)
-    from specsim.files import read_text
     from specsim.importers import default_source, into_profile, read_tool
+    from specsim.observe_read import open_sources
 
-    readings = read_tool(read_text(Path(what), "measurement"), what)
-    source = default_source(readings, what, date)
+    opened = open_sources(what)[0]
+    readings = read_tool(opened.text(), opened.name)
+    source = default_source(readings, opened.name, date)
     if options["reference"]:
         source = source.model_copy(update={"reference": options["reference"]})
-    curve = readings.curve(source, options["implementation"]) if readings.rows else None
-    text = [f"{readings.tool}"]
-    if curve:
+    curves = readings.curves(source, options["implementation"])
+    text = [readings.tool]
+    for curve in curves:
         text.append(f"all-reduce over {curve.ranks} ranks at {len(curve.bytes)} sizes")
         known = [(size, latency_us(curve, size)) for size in SIZES]
         text += [f"{time:.3g} us at {size:,} B" for size, time in known if time]
@@ -182,9 +187,9 @@ def _import(what: str, into: str | None, date: str, options: dict[str, Any]) -> 
     summary = {
         "tool": readings.tool,
         "text": "; ".join(text),
-        "allreduce": curve.model_dump(mode="json") if curve else None,
+        "allreduce": [curve.model_dump(mode="json") for curve in curves],
         "figures": readings.figures,
-        "notes": readings.notes,
+        "notes": [*opened.caveats, *readings.notes],
     }
     if base is None:
         return None, summary
@@ -208,6 +213,23 @@ def _import_tables(
     kinds = [rate.source.kind for rate in profile.operators.values()]
     text = f"{kinds.count('published')} of {len(kinds)} operator classes from tables, {len(profile.allreduce)} curves"
     return profile, {"tool": PACKAGE, "text": text, "notes": notes}
+
+
+def _check_options(options: dict[str, Any]) -> None:
+    """What goes into the profile as it is given must be what a profile may hold."""
+    import re
+
+    from specsim.errors import InputError
+
+    if options["date"] and not re.fullmatch(r"\d{4}(-\d{2}(-\d{2})?)?", options["date"]):
+        raise InputError(f"{options['date']!r} is no date", where="--date", mend="such as 2026-08-01")
+    if not re.fullmatch(r"[a-z0-9][a-z0-9-]*", options["implementation"]):
+        mend = "small letters, digits and hyphens, such as nccl-ll"
+        raise InputError(
+            f"{options['implementation']!r} cannot name an all-reduce", where="--implementation", mend=mend
+        )
+    if options["reference"] is not None and len(options["reference"].strip()) < 3:
+        raise InputError("is too short to find the numbers again", where="--reference", mend="name the source")
 
 
 def _check_target(into: str | None, output: Path | None) -> None:
