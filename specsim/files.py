@@ -12,6 +12,8 @@ from typing import Any
 from specsim.errors import InputError, WorkError
 
 MAX_BYTES = 64 * 2**20  # configs and profiles are small; a larger file is a mistake
+MAX_VALUES = 4_000_000  # in a YAML file, keys and aliases counted
+MAX_DIGITS = 400  # of a number in a YAML file
 
 
 def read_text(path: Path, what: str, limit: int = MAX_BYTES) -> str:
@@ -39,13 +41,20 @@ def read_text(path: Path, what: str, limit: int = MAX_BYTES) -> str:
 
 def read_json(path: Path, what: str = "JSON file") -> Any:
     """The parsed JSON. Raises InputError naming line and column."""
+    return parse_json(read_text(path, what), str(path), what)
+
+
+def parse_json(text: str, where: str, what: str = "JSON file") -> Any:
+    """As `read_json`, from text."""
     try:
-        return json.loads(read_text(path, what))
+        return json.loads(text)
     except json.JSONDecodeError as error:
-        where = f"{path}, line {error.lineno}, column {error.colno}"
-        raise InputError(f"is not JSON: {error.msg}", where=where, mend="correct that line") from None
+        place = f"{where}, line {error.lineno}, column {error.colno}"
+        raise InputError(f"is not JSON: {error.msg}", where=place, mend="correct that line") from None
     except RecursionError:
-        raise InputError("is nested too deeply", where=str(path), mend=f"give a {what}") from None
+        raise InputError("is nested too deeply", where=where, mend=f"give a {what}") from None
+    except ValueError:  # Python refuses to read whole numbers of thousands of digits
+        raise InputError("holds a number of too many digits", where=where, mend=f"give a {what}") from None
 
 
 def read_yaml(path: Path, what: str = "YAML file") -> Any:
@@ -54,19 +63,68 @@ def read_yaml(path: Path, what: str = "YAML file") -> Any:
 
 
 def parse_yaml(text: str, where: str, what: str = "YAML file") -> Any:
-    """As `read_yaml`, from text."""
+    """As `read_yaml`, from text.
+
+    YAML lets a repeated key silently replace the first, and a few lines of aliases and merges grow without bound: both
+    are refused before any value is made.
+    """
     import yaml
 
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        return yaml.load(text, Loader=loader)
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
+        try:
+            node = loader.get_single_node()
+            if node is None:
+                return None
+            _refuse_tricks(node, where, what)
+            return loader.construct_document(node)
+        finally:
+            loader.dispose()
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f"{where}, line {mark.line + 1}" if mark else where
         problem = getattr(error, "problem", None) or str(error).splitlines()[0]
         raise InputError(f"is not YAML: {problem}", where=place, mend="correct that line") from None
-    except (RecursionError, ValueError, OverflowError) as error:
+    except RecursionError:
+        raise InputError("is nested too deeply", where=where, mend=f"give a {what}") from None
+    except (ValueError, OverflowError) as error:
         raise InputError(f"cannot be read: {type(error).__name__}", where=where, mend=f"give a {what}") from None
+
+
+def _refuse_tricks(root: Any, where: str, what: str) -> None:
+    """Raise InputError, with the line, for keys given twice, values that contain themselves, more values than MAX_VALUES
+    once aliases are written out, and numbers so long that reading them takes for ever."""
+    import yaml
+
+    sizes: dict[int, int] = {}  # values below each node, aliases written out; 0 while inside it
+
+    def size(node: Any) -> int:
+        line = f"{where}, line {node.start_mark.line + 1}"
+        if isinstance(node, yaml.ScalarNode):
+            if len(node.value) > MAX_DIGITS and node.tag.endswith((":int", ":float")):
+                raise InputError("is a number of too many digits", where=line, mend="write a shorter one")
+            return 1
+        if id(node) not in sizes:
+            sizes[id(node)] = 0
+            if isinstance(node, yaml.MappingNode):
+                seen: set[str] = set()
+                for key, _ in node.value:
+                    if isinstance(key, yaml.ScalarNode):
+                        if key.value in seen:
+                            line = f"{where}, line {key.start_mark.line + 1}"
+                            raise InputError(f"key {key.value[:60]!r} is given twice", where=line, mend="keep one")
+                        seen.add(key.value)
+                items = [item for pair in node.value for item in pair]
+            else:
+                items = node.value
+            sizes[id(node)] = 1 + sum(size(item) for item in items)
+        elif not sizes[id(node)]:
+            raise InputError("a value contains itself", where=line, mend="write the values out")
+        if sizes[id(node)] > MAX_VALUES:
+            raise InputError(f"holds more than {MAX_VALUES:,} values", where=line, mend=f"give a {what}")
+        return sizes[id(node)]
+
+    size(root)
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -242,6 +242,21 @@ def test_aliases_may_neither_contain_themselves_nor_explode():
         parse_profile(text_of() + "\n".join(levels), "box.yaml")
 
 
+def test_merged_keys_may_not_explode():
+    """Merging 9 times 9 maps, 9 levels deep, would copy 9^9 = 387 million entries."""
+    levels = ["environment:", "  a0: &a0 {x: 1}"]
+    levels += [f"  a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 9)}]}}" for i in range(1, 10)]
+    with pytest.raises(InputError, match=r"box.yaml, line \d+: holds more than"):
+        parse_profile(text_of() + "\n".join(levels), "box.yaml")
+
+
+@pytest.mark.parametrize("number", ["9" * 100_000, ":".join(["1"] * 100_000), "1:" * 100_000 + "1.0"])
+def test_numbers_too_long_to_read_are_refused(number):
+    """YAML 1.1 reads 1:1:1 in base 60, which takes seconds for 100,000 digits."""
+    with pytest.raises(InputError, match=r"box.yaml, line \d+: is a number of too many digits"):
+        parse_profile(text_of() + f"environment: {{x: {number}}}\n", "box.yaml")
+
+
 @pytest.mark.parametrize("value", [".nan", "2026-01-02", "!!binary aGVsbG8=", "[.inf]", "!!set {a, b}"])
 def test_the_free_parts_hold_plain_values_only(value):
     with pytest.raises(InputError, match=r"environment\.x.* is no plain value"):
