@@ -199,7 +199,10 @@ def _invert_tree(length: Array, steps: int, topk: int, draft_tokens: int) -> Arr
 def _tree_table(steps: int, topk: int, draft_tokens: int) -> tuple[Array, Array]:
     alphas = np.linspace(0.0, 1.0, _TABLE)
     lengths = np.ones(_TABLE)
-    for part in np.array_split(np.arange(_TABLE), 16):  # keeps wide trees in memory
+    candidates = topk + (steps - 1) * topk * topk
+    for part in np.array_split(
+        np.arange(_TABLE), min(_TABLE, 16 + _TABLE * candidates // 2**22)
+    ):  # keeps wide trees in memory
         lengths[part] += _tree_survival([rank_rates(alphas[part], topk)] * steps, topk, draft_tokens).sum(axis=-1)
     return alphas, np.maximum.accumulate(lengths)
 
