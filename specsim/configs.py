@@ -6,9 +6,10 @@ layer is what), `families` (one function a layer family), `formats` (quantisatio
 
 from __future__ import annotations
 
+import functools
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,11 @@ class Preset:
 
 def list_presets() -> list[Preset]:
     """All presets, targets first, by name."""
+    return list(_presets())
+
+
+@functools.cache
+def _presets() -> tuple[Preset, ...]:
     raw = {path.stem: read_json(path, "preset") for path in sorted(PRESETS.glob("*.json"))}
     drafts = {d for config in raw.values() for d in config.get("_drafts", ())}
     found = []
@@ -84,13 +90,18 @@ def list_presets() -> list[Preset]:
         role = "draft" if name in drafts else "target"
         found.append(Preset(name, config.get("_hf_id", ""), role, tuple(config.get("_drafts", ())), mtp,
                             config.get("_source", ""), tuple(config.get("_same_shape", ()))))  # fmt: skip
-    return sorted(found, key=lambda p: (p.role != "target", p.name.lower()))
+    return tuple(sorted(found, key=lambda p: (p.role != "target", p.name.lower())))
 
 
 def public_drafts(target_name: str) -> tuple[str, ...]:
     """The presets that draft for a target preset, the usual one first; none for what is no preset."""
     path = _preset_path(target_name)
-    return tuple(read_json(path, "preset").get("_drafts", ())) if path else ()
+    return _drafts(path.stem) if path else ()
+
+
+@functools.cache
+def _drafts(stem: str) -> tuple[str, ...]:
+    return tuple(read_json(PRESETS / f"{stem}.json", "preset").get("_drafts", ()))
 
 
 def default_draft(target_name: str) -> str | None:
@@ -110,12 +121,29 @@ def load_model(name_or_path: str | os.PathLike[str]) -> Model:
     Raises InputError when it cannot be found or understood.
     """
     path = _locate(name_or_path)
+    if path.parent == PRESETS and path.suffix == ".json":
+        return _preset(path.stem)
     config = _as_object(read_json(path, "model config"), str(path))
-    preset = path.parent == PRESETS
-    if preset:
-        return model_from_config(config, name=path.stem, source=f"preset {path.stem}")
     name = path.parent.resolve().name if path.name == "config.json" else path.stem
     return model_from_config(config, name=name, source=str(path), side_quant=_side_quant(path))
+
+
+def load_preset(name: str) -> Model:
+    """The model of a preset, by its name in any case or its Hugging Face id; no file of that name is looked at.
+
+    Raises InputError, with the nearest name.
+    """
+    path = _preset_path(name)
+    if path is None:
+        names = tuple(p.name for p in _presets())
+        raise InputError(f"no model {name[:80]!r} ships with specsim", mend=did_you_mean(name[:80], names))
+    return _preset(path.stem)
+
+
+@functools.cache
+def _preset(stem: str) -> Model:
+    path = PRESETS / f"{stem}.json"
+    return model_from_config(read_json(path, "model config"), name=stem, source=f"preset {stem}")
 
 
 def _locate(given: str | os.PathLike[str]) -> Path:
@@ -146,16 +174,23 @@ def _locate(given: str | os.PathLike[str]) -> Path:
 def _preset_path(name: str) -> Path | None:
     """The preset of that name, else the one with that Hugging Face id (with or without its owner), in any case."""
     wanted = name.lower()
-    paths = sorted(PRESETS.glob("*.json"))
-    for path in paths:
-        if path.stem.lower() == wanted:
-            return path
-    for path in paths:
-        config = read_json(path, "preset")
-        ids = [config.get("_hf_id", ""), *config.get("_same_shape", ())]
-        if wanted in {part.lower() for each in ids for part in (each, each.rsplit("/", 1)[-1]) if each}:
-            return path
-    return None
+    stem = _preset_names().get(wanted) or _preset_ids().get(wanted)
+    return PRESETS / f"{stem}.json" if stem else None
+
+
+@functools.cache
+def _preset_names() -> Mapping[str, str]:
+    return {path.stem.lower(): path.stem for path in PRESETS.glob("*.json")}
+
+
+@functools.cache
+def _preset_ids() -> Mapping[str, str]:
+    found: dict[str, str] = {}
+    for preset in sorted(_presets(), key=lambda p: p.name):  # the first of several with one id
+        for each in (preset.hf_id, *preset.same_shape):
+            for part in (each, each.rsplit("/", 1)[-1]) if each else ():
+                found.setdefault(part.lower(), preset.name)
+    return found
 
 
 def _side_quant(path: Path) -> dict[str, Any] | None:

@@ -149,7 +149,7 @@ def _padded(s: Scenario, share: Array, phase: str) -> tuple[Array, NDArray[np.bo
 
     Captured sizes depend on the rows a sequence has in the pass where an engine captures numbers of tokens (vLLM).
     """
-    rows = np.unique(s.draft_tokens).astype(int)
+    rows = s.draft_tokens.reshape(-1) if s.draft_tokens.size == 1 else np.unique(s.draft_tokens)
     sizes = {int(r): s.captured(phase, int(r)) for r in rows}
     if len(set(sizes.values())) == 1:
         captured = sizes[int(rows[0])]

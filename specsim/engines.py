@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, overload
@@ -54,6 +54,9 @@ class Engine:
     terms: Mapping[str, Term]
     policy: Mapping[str, Any] = field(repr=False)  # the description's other entries, already of this release
 
+    def __hash__(self) -> int:
+        return hash((self.name, self.version))
+
     def launches(self, operator: str) -> int:
         """CUDA kernels of one call of the class `operator`; "moe_int4" falls back on "moe", an unknown class is 1."""
         return self.kernel_counts.get(operator, self.kernel_counts.get(operator.split("_")[0], 1))
@@ -81,6 +84,19 @@ class Engine:
         `rows`: tokens a sequence has in the pass (draft tokens for a verify). `max_running`: the user's limit of
         running sequences. `gpu_memory_gb` is decimal. Raises InputError when no size is positive.
         """
+        sizes = None if explicit is None else tuple(explicit)
+        return _captured(self, max_batch, speculative, gpu_memory_gb, tp, rows, sizes, max_running)
+
+    def _captured_batches(
+        self,
+        max_batch: int | None,
+        speculative: bool,
+        gpu_memory_gb: float,
+        tp: int,
+        rows: int,
+        explicit: tuple[int, ...] | None,
+        max_running: int | None,
+    ) -> tuple[int, ...]:
         if any(size < 1 for size in [*(explicit or ()), *([] if max_batch is None else [max_batch]), rows]):
             raise InputError("must be positive", where="captured batch sizes", mend="give sizes of 1 or more")
         mib = gpu_memory_gb * 1e9 / 2**20
@@ -291,6 +307,11 @@ class Engine:
         return chosen
 
 
+@lru_cache(maxsize=1024)
+def _captured(engine: Engine, *settings: Any) -> tuple[int, ...]:
+    return engine._captured_batches(*settings)
+
+
 def _expand(steps: Sequence[Sequence[int | None]], largest: int) -> set[int]:
     """The sizes of runs [first, last or None, step], up to `largest`."""
     sizes: set[int] = set()
@@ -344,7 +365,7 @@ def command_line(name: str) -> Mapping[str, Any]:
     return described
 
 
-@cache
+@lru_cache(maxsize=64)
 def load_engine(name: str, version: str | None = None) -> Engine:
     """The description of a release; without a version, of the one that was measured.
 

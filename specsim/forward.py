@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -200,6 +201,7 @@ def allreduce(bytes_a_row: float, rows: Feature = ROWS) -> Operator:
     return Operator("allreduce", "allreduce", 1, 1, message={rows: bytes_a_row})
 
 
+@lru_cache(maxsize=256)  # a sweep or a slider asks for the same passes again and again
 def build(
     model: Model, parallel: Parallel, engine: Engine, graph: bool, *, fc: bool = False, last_rows: bool = False
 ) -> Pass:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.acceptance import rate_for_length
+from specsim.acceptance import Acceptance, rate_for_length
 from specsim.cycle import evaluate
 from specsim.errors import InputError
 from specsim.forward import Cost
@@ -21,6 +21,7 @@ from specsim.scenarios import Scenario
 
 Array = NDArray[np.float64]
 SAMPLES = 400
+RATES = np.arange(11) / 10  # accept rates of the speedup curve
 SCHEMA = "specsim.prediction/1"
 
 
@@ -147,65 +148,60 @@ def machine_of(s: Scenario, *, samples: int = 0, seed: int = 0) -> Machine:
     return build_machine(s.profile, s.engine, samples=samples, seed=seed)
 
 
-def predict(s: Scenario, *, samples: int = SAMPLES, seed: int = 0) -> Prediction:
+def predict(s: Scenario, *, samples: int = SAMPLES, seed: int = 0, machine: Machine | None = None) -> Prediction:
     """Predict one scenario (every array of it has one element).
 
+    machine: what `machine_of` made for this profile and engine, for callers that predict many scenarios on one.
     Raises InputError when the scenario holds arrays; use `specsim.cycle.evaluate` for many at once.
     """
     if max(s.batch.size, s.context.size, s.draft_tokens.size) > 1:
         raise InputError("several values where one is needed", where="predict", mend="use sweep for lists")
-    machine = machine_of(s, samples=samples, seed=seed)
+    made = machine_of(s, samples=samples, seed=seed) if machine is None else machine
+    machine = replace(made, stand_ins={})  # those of this scenario alone
     c = evaluate(s, machine)
     batch = float(s.batch.reshape(-1)[0])
     need = memory(s)
     warnings = [*s.warnings, *_warnings(s, machine, need)]
     decode_host = ("decode", c.decode_host, machine.terms_source)
     parts = [*_parts("decode", c.decode), *_host_part(*decode_host)]
-    base = {
-        "scenario": s,
-        "decode_ms": Quantity.of(c.decode_s, 1e3),
-        "decode_tokens_per_s": Quantity.of(batch / c.decode_s),
-        "memory": need,
-    }
+    amounts = {"decode_ms": c.decode_s * 1e3, "decode_tokens_per_s": batch / c.decode_s}
     if c.verify is None or c.cycle_host is None:
-        return Prediction(**base, parts=tuple(parts), warnings=tuple(warnings))  # type: ignore[arg-type]
+        known = dict(zip(amounts, Quantity.each(list(amounts.values())), strict=True))
+        return Prediction(s, **known, memory=need, parts=tuple(parts), warnings=tuple(warnings))  # type: ignore[arg-type]
     for phase, part in (("draft", c.draft), ("verify", c.verify), ("extend", c.extend)):
         parts += _parts(phase, part) if part is not None else []
     parts += _host_part("host", c.cycle_host, machine.terms_source)
     zero = np.zeros(())
-    needed = c.cycle_s / c.decode_s
+    cycle = c.cycle_s
+    needed = cycle / c.decode_s
     reachable = bool(needed.reshape(-1)[0] <= _most(s))
-    curve = speedup_curve(s, needed)
     length = s.accept_length
     gained = None if length is None else float(length.reshape(-1)[0])
-    rate = None if gained is None else _rate(s, gained)
+    amounts |= {
+        "draft_ms": c.draft.total * 1e3 if c.draft else zero,
+        "verify_ms": c.verify.total * 1e3,
+        "extend_ms": c.extend.total * 1e3 if c.extend else zero,
+        "host_ms": c.cycle_host * 1e3,
+        "cycle_ms": cycle * 1e3,
+        "breakeven_length": needed,
+    }
+    if reachable:
+        amounts["breakeven_rate"] = _breakeven_rate(s, needed)
+    if gained is not None:
+        amounts |= {"spec_tokens_per_s": batch * gained / cycle, "speedup": gained / needed}
+    lengths = Acceptance.constant(RATES).length(s.num_steps, s.topk, s.draft_tokens)
+    speedups = list(np.asarray(lengths).reshape(-1, 1) / needed.reshape(1, -1))
+    found = Quantity.each([*amounts.values(), *speedups])
     return Prediction(
-        **base,  # type: ignore[arg-type]
-        draft_ms=Quantity.of(c.draft.total if c.draft else zero, 1e3),
-        verify_ms=Quantity.of(c.verify.total, 1e3),
-        extend_ms=Quantity.of(c.extend.total if c.extend else zero, 1e3),
-        host_ms=Quantity.of(c.cycle_host, 1e3),
-        cycle_ms=Quantity.of(c.cycle_s, 1e3),
+        scenario=s,
+        **dict(zip(amounts, found, strict=False)),
         accept_length=None if gained is None else _six(gained),
-        accept_rate=rate,
-        spec_tokens_per_s=None if gained is None else Quantity.of(batch * gained / c.cycle_s),
-        speedup=None if gained is None else Quantity.of(gained / needed),
-        breakeven_length=Quantity.of(needed),
-        breakeven_rate=_breakeven_rate(s, needed) if reachable else None,
+        accept_rate=None if gained is None else _rate(s, gained),
         reachable=reachable,
-        speedup_curve=curve,
+        speedup_curve=tuple(zip(RATES.tolist(), found[len(amounts) :], strict=True)),
         parts=tuple(parts),
+        memory=need,
         warnings=tuple(warnings),
-    )
-
-
-def speedup_curve(s: Scenario, needed: Array) -> tuple[tuple[float, Quantity], ...]:
-    """(accept rate, speedup) at rates 0, 0.1, ... 1. `needed` = cycle / decode, samples first."""
-    from specsim.acceptance import Acceptance
-
-    return tuple(
-        (a, Quantity.of(np.asarray(Acceptance.constant(a).length(s.num_steps, s.topk, s.draft_tokens)) / needed))
-        for a in (i / 10 for i in range(11))
     )
 
 
@@ -219,7 +215,7 @@ def _rate(s: Scenario, length: float) -> float | None:
     return None if np.isnan(rate) else _six(float(rate))
 
 
-def _breakeven_rate(s: Scenario, needed: Array) -> Quantity:
+def _breakeven_rate(s: Scenario, needed: Array) -> Array:
     """The constant accept rate whose length is `needed`; samples that none reaches count as 1."""
     flat = needed.reshape(-1)
     rates = np.asarray(
@@ -227,7 +223,7 @@ def _breakeven_rate(s: Scenario, needed: Array) -> Quantity:
             flat, np.broadcast_to(s.num_steps.reshape(-1)[0], flat.shape), s.topk, s.draft_tokens.reshape(-1)[0]
         )
     )
-    return Quantity.of(np.where(np.isnan(rates), 1.0, rates))
+    return np.where(np.isnan(rates), 1.0, rates)
 
 
 def _parts(phase: str, c: Cost) -> list[Part]:

@@ -17,12 +17,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from specsim.acceptance import Acceptance
-from specsim.configs import default_draft, load_model, model_from_config, mtp_draft, public_drafts
+from specsim.configs import default_draft, load_model, load_preset, model_from_config, mtp_draft, public_drafts
 from specsim.engines import Engine, load_engine
 from specsim.errors import InputError
 from specsim.forward import Network, Parallel
 from specsim.models import BF16, Format, Model
-from specsim.profiles import Profile, load_profile
+from specsim.profiles import Profile, load_profile, load_shipped
 from specsim.routing import Routing, parse
 
 if TYPE_CHECKING:
@@ -149,8 +149,9 @@ def build(
     two statements of acceptance.
     """
     warnings: list[str] = []
-    profile = hardware if isinstance(hardware, Profile) else load_profile(hardware or FIELD_HARDWARE)
-    target = model if isinstance(model, Model) else load_model(model or FIELD_MODEL)
+    box, target = hardware or load_shipped(FIELD_HARDWARE), model or load_preset(FIELD_MODEL)
+    profile = box if isinstance(box, Profile) else load_profile(box)
+    target = target if isinstance(target, Model) else load_model(target)
     if model is not None and hardware is None:
         warnings.append(f"no --hardware given: the box is {FIELD_HARDWARE}")
     described = load_engine(engine or "sglang", options.pop("version", None))
@@ -321,16 +322,16 @@ def _drafter(target: Model, draft: str | Model | None, method: str | None, engin
         name = default_draft(target.name)
         if name is None:
             return (mtp_draft(target), "mtp") if target.mtp_layers else (None, "none")
-        draft = name
+        draft = load_preset(name)
     if draft is None:
-        name = next((n for n in public_drafts(target.name) if _serves(load_model(n), str(method))), None)
+        name = next((n for n in public_drafts(target.name) if _serves(load_preset(n), str(method))), None)
         if name is None:
             raise InputError(
                 f"no public {method} draft of {target.name} is known",
                 where="--draft",
                 mend="give the draft's config.json",
             )
-        draft = name
+        draft = load_preset(name)
     drafter = draft if isinstance(draft, Model) else load_model(draft)
     kind = drafter.draft.kind if drafter.draft else "model"
     if method is not None and not _serves(drafter, method):

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 import specsim
 from specsim.cli import main
 from specsim.configs import PRESETS
-from specsim.prediction import predict
+from specsim.prediction import SAMPLES, machine_of, predict
+from specsim.profiles import load_profile
 from specsim.scenarios import PHASES, build
 
 
@@ -340,3 +341,16 @@ def test_a_prediction_is_deterministic() -> None:
 def test_arrays_are_refused_by_predict() -> None:
     with pytest.raises(specsim.InputError):
         predict(build(batch=np.asarray([1, 2])))
+
+
+def test_a_machine_made_once_serves_every_scenario_of_its_box() -> None:
+    """The same document as alone, also after another model that this box lacks a class for: what stands in is noted for
+    the scenario that needs it and no other."""
+    box = load_profile("8x-a100")
+    one = build(model="MiniMax-M2.5", hardware=box, draft_tokens=3)
+    other = build(model="Llama-3.1-8B", hardware=box, draft_tokens=3)
+    alone = [predict(s).json() for s in (one, other)]
+    machine = machine_of(one, samples=SAMPLES)
+    assert [predict(s, machine=machine).json() for s in (one, other)] == alone
+    assert any("stands in" in w for w in alone[0]["warnings"])
+    assert not any("stands in" in w for w in alone[1]["warnings"])
