@@ -17,7 +17,7 @@ Row = Mapping[str, Any]
 
 BLUE, ORANGE, GREEN, VERMILION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 SKY, PURPLE, YELLOW, GREY = "#56B4E9", "#CC79A7", "#F0E442", "#8C8C8C"
-PALETTE = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY, YELLOW, GREY)
+PALETTE = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY, GREY, YELLOW)
 TEXT, MUTED, GRID, PAGE = (
     "var(--text, #1b1b1b)",
     "var(--muted, #595959)",
@@ -37,7 +37,7 @@ COMPONENTS = {
 }
 WORDS = {"gemm": "GEMM", "allreduce": "all-reduce", "small_kernels": "small kernels", "lm_head": "LM head"}
 PHASES = {"decode": "plain decode", "draft": "draft", "verify": "verify", "extend": "draft extend", "host": "host"}
-SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "stroke", "arrow")
+SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-left", "triangle-right")
 DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [4, 2], [1, 3], [10, 4], [3, 5])
 
 
@@ -99,8 +99,9 @@ def config() -> Spec:
         "background": "transparent",
         "font": "system-ui, sans-serif",
         "view": {"stroke": None},
-        "axis": {**words, "domainColor": MUTED, "tickColor": MUTED, "gridColor": GRID, "labelLimit": 220, "titlePadding": 8, "labelFlush": False},
-        "legend": {**words, "orient": "bottom", "title": None, "columns": {"expr": "max(1, floor((containerSize()[0] - 90) / 110) || 2)"}, "symbolStrokeColor": MUTED, "labelLimit": 260},
+        "axis": {**words, "domainColor": MUTED, "tickColor": MUTED, "gridColor": GRID, "labelLimit": 220, "titlePadding": 8, "labelFlush": False, "labelSeparation": 6},
+        "axisQuantitative": {"tickCount": 7},
+        "legend": {**words, "orient": "bottom", "title": None, "columns": {"expr": "max(1, floor((containerSize()[0] - 90) / 110) || 2)"}, "symbolStrokeColor": MUTED, "symbolOpacity": 1, "symbolBaseFillColor": TEXT, "symbolBaseStrokeColor": TEXT, "layout": {"bottom": {"direction": "vertical", "anchor": "start"}}, "labelLimit": 260},
         "text": {"color": TEXT, "fontSize": 12},
         "rule": {"color": TEXT},
         "range": {"category": list(PALETTE)},
@@ -116,6 +117,24 @@ def colours(field: str, names: Sequence[str], chosen: Mapping[str, str] | None =
     """A colour channel: each name keeps its colour in every chart, whichever others are there."""
     values = [(chosen or {}).get(name, PALETTE[i % len(PALETTE)]) for i, name in enumerate(names)]
     return {"field": field, "type": "nominal", "scale": {"domain": list(names), "range": values}, **more}
+
+
+def shapes(field: str, names: Sequence[str]) -> Spec:
+    """A shape channel beside the colours, so that a print in grey can be read."""
+    return {"field": field, "type": "nominal", "scale": {"domain": list(names), "range": [SHAPES[i % len(SHAPES)] for i in range(len(names))]}}  # fmt: skip
+
+
+def few(rows: Sequence[Row], most: int) -> tuple[list[Row], str]:
+    """The first rows, and a sentence when they are not all."""
+    note = f" Shown are the first {most:,} of {len(rows):,} points." if len(rows) > most else ""
+    return list(rows[:most]), note
+
+
+def thinned(values: Sequence[Any], most: int) -> list[Any]:
+    """At most so many of the values, evenly, ends included."""
+    if len(values) <= most:
+        return list(values)
+    return [values[round(i * (len(values) - 1) / (most - 1))] for i in range(most)]
 
 
 def tips(*fields: tuple[str, str] | tuple[str, str, str]) -> list[Spec]:

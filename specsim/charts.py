@@ -10,13 +10,25 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from specsim.chart_causes import diagnosis_charts
+from specsim.chart_hardware import diff_charts, hardware_charts
+from specsim.chart_plan import plan_charts
 from specsim.chart_predict import prediction_charts
+from specsim.chart_runs import simulation_charts, validation_charts
 from specsim.chart_style import Chart as Chart
 from specsim.chart_style import Table as Table
+from specsim.chart_sweep import sweep_charts
 from specsim.errors import InputError
 
 KINDS: dict[str, Callable[[Mapping[str, Any]], list[Chart]]] = {
     "specsim.prediction/1": prediction_charts,
+    "specsim.sweep/1": sweep_charts,
+    "specsim.plan/1": plan_charts,
+    "specsim.simulation/1": simulation_charts,
+    "specsim.validation/1": validation_charts,
+    "specsim.diagnosis/1": diagnosis_charts,
+    "specsim.hardware/1": hardware_charts,
+    "specsim.hardware-diff/1": diff_charts,
 }
 
 

@@ -19,7 +19,7 @@ from specsim.errors import InputError
 from specsim.experiments import LEAST_BITS, Appraisal, Experiment, Uninformative, appraise, candidates, uninformative
 from specsim.hypotheses import BY_ID, Fault
 from specsim.memory import memory
-from specsim.posterior import Posterior, posterior, spread
+from specsim.posterior import Posterior, posterior, spread, weigh
 from specsim.prediction import machine_of
 from specsim.probes import Observation, Probe
 from specsim.profiles import list_profiles, load_profile
@@ -46,12 +46,14 @@ FASTER = 0.75  # of a decode step: no verify of more rows, and no cycle, takes l
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A fault, its weight, and what it predicts for decode and verify (ms; None without a scenario)."""
+    """A fault, its weight, what it predicts for decode and verify (ms; None without a scenario), and its weight before
+    any observation."""
 
     fault: Fault
     weight: float
     decode_ms: Quantity | None
     verify_ms: Quantity | None
+    prior: float
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ class Diagnosis:
             ],
             "separable": self.separable,
             "hypotheses": [
-                {"id": h.fault.id, "weight": _six(h.weight), "name": h.fault.name, "meaning": h.fault.meaning,
+                {"id": h.fault.id, "weight": _six(h.weight), "prior": _six(h.prior), "name": h.fault.name, "meaning": h.fault.meaning,
                  "predicts": {"decode_ms": _q(h.decode_ms), "verify_ms": _q(h.verify_ms)}}
                 for h in self.hypotheses
             ],
@@ -177,6 +179,7 @@ def diagnose(
     found = posterior(scenario, observations, seed=seed)
     rng = np.random.default_rng((seed, 6))
     ranked = found.ranked()
+    before = weigh(found.boxes, ()).weights
     rows = max((o.probe.batch * o.probe.tokens for o in observations), default=0)
     no_graph = any(o.probe.name == "verify-graph" and not o.value for o in observations)
     tests = [
@@ -193,7 +196,7 @@ def diagnose(
         scenario=scenario,
         observations=tuple(observations),
         separable=ranked[0][1] >= CLEAR * ranked[1][1] and not misfits and not ungraphed,
-        hypotheses=tuple(_hypothesis(found, f, w, rng) for f, w in ranked),
+        hypotheses=tuple(_hypothesis(found, f, w, before[f.id], rng) for f, w in ranked),
         experiments=useful,
         uninformative=tuple(uninformative(found, appraised, engine)),
         remedies=tuple(remedies(found, seed)),
@@ -305,17 +308,17 @@ def _speculates(s: Scenario | None) -> bool:
     return s is not None and s.method != "none"
 
 
-def _hypothesis(found: Posterior, fault: Fault, weight: float, rng: np.random.Generator) -> Hypothesis:
+def _hypothesis(found: Posterior, fault: Fault, weight: float, prior: float, rng: np.random.Generator) -> Hypothesis:
     s = found.boxes.scenario
     if s is None:
-        return Hypothesis(fault, weight, None, None)
+        return Hypothesis(fault, weight, None, None, prior)
     chosen = found.draws(fault, DRAWS, rng)
     b = _batch(s)
     decode = spread(found.boxes.predict_at(Probe("decode", batch=b), fault, chosen))
     if not _speculates(s):
-        return Hypothesis(fault, weight, decode, None)
+        return Hypothesis(fault, weight, decode, None, prior)
     verify = Probe("verify", batch=b, tokens=int(np.max(s.draft_tokens)))
-    return Hypothesis(fault, weight, decode, spread(found.boxes.predict_at(verify, fault, chosen)))
+    return Hypothesis(fault, weight, decode, spread(found.boxes.predict_at(verify, fault, chosen)), prior)
 
 
 def _healthy(s: Scenario | None, observations: Sequence[Observation], seed: int) -> Quantity | None:

@@ -96,7 +96,16 @@ def diff_command(a: str, b: str, plot: Path | None, as_json: bool) -> None:
         draw([one, other], plot)
     if as_json:
         rows = [{"key": d.key, "a": d.a, "b": d.b, "relative": d.relative} for d in found]
-        print_json({"schema": "specsim.hardware-diff/1", "a": one.name, "b": other.name, "differences": rows})
+        curves = [{"name": p.name, "allreduce": [c.model_dump(mode="json") for c in p.allreduce]} for p in (one, other)]
+        print_json(
+            {
+                "schema": "specsim.hardware-diff/1",
+                "a": one.name,
+                "b": other.name,
+                "differences": rows,
+                "allreduce": curves,
+            }
+        )
         return
     if not found:
         show([Line(f"{one.name} and {other.name} hold the same numbers")])
