@@ -28,7 +28,7 @@ from specsim.models import Model
 from specsim.prediction import predict
 from specsim.profiles import Profile, load_profile
 from specsim.records import Point, Record
-from specsim.replay import Interval, Pair, added_ms, compare, load, predict_point, scenario_of
+from specsim.replay import Interval, Pair, added_ms, compare, compare_loads, load, predict_point, scenario_of
 from specsim.scenarios import Scenario
 from specsim.scenarios import build as scenario
 
@@ -232,6 +232,23 @@ def leave_one_out(records: Sequence[Record]) -> tuple[list[Pair], Block]:
     return pairs, Block("held-out", "The same runs, engine terms fitted on the other models' runs", tuple(lines))
 
 
+# Goals under load; throughput in tokens a second, the others in ms.
+LOAD_GOALS = {"throughput": 0.05, "tpot_median": 0.05, "tpot_p99": 0.15, "ttft_median": 0.15}
+
+
+def under_load(records: Sequence[Record]) -> Block:
+    """The simulator on the arrivals of recorded load runs; `batch` is the simulated mean of a decode step."""
+    rows = []
+    for p in sorted(compare_loads(records, None)[0], key=lambda p: (p.record.split(" ")[0], p.batch or 0)):
+        goal = LOAD_GOALS[p.phase]
+        met = "met" if abs(p.error) <= goal else "missed"
+        figures_ = (f"{p.observed:.4g}", f"{p.predicted:.4g}", f"{p.low:.4g} to {p.high:.4g}", percent(p.error))
+        rows.append([p.record, p.phase, str(p.batch), *figures_, f"{goal:.0%}".replace("%", " %"), met])
+    header = ("run", "figure", "batch", "observed", "simulated", "80 % interval", "error", "goal", "")
+    lines = table(header, rows, 2) if rows else ["No run under load is recorded yet."]
+    return Block("load", "Under load: the simulator on the arrivals of recorded runs", tuple(lines))
+
+
 TERMS = ("kernel_gap_us", "row_layer_us", "verify_layer_us", "allreduce_skew_us", "draft_step_us", "cycle_host_us",
          "cycle_cpu_us", "rank_cpu_us", "eager_factor")  # fmt: skip
 
@@ -404,20 +421,23 @@ def _plain(s: Scenario, batch: Any) -> Scenario:
 
 @dataclass(frozen=True)
 class Beside:
-    """Errors on one point: specsim's, the formula's, the program's."""
+    """One point: its name, batch, context and phase; observed ms; errors of specsim, the formula and the program."""
 
-    label: str
+    label: tuple[str, str, str, str]
+    observed: float
     errors: tuple[float, float | None, float | None]
 
-    def nearer(self) -> list[str]:
-        own, *others = self.errors
-        names = ("formula", "aiconfigurator")
-        found = [(n, e) for n, e in zip(names, others, strict=True) if e is not None and abs(e) < abs(own)]
-        return (
-            [f"- {self.label}: specsim {percent(own)}, " + ", ".join(f"{n} {percent(e)}" for n, e in found)]
-            if found
-            else []
-        )
+    @property
+    def nearest(self) -> int:
+        """0 specsim, 1 the formula, 2 the program."""
+        known = {place: abs(e) for place, e in enumerate(self.errors) if e is not None}
+        return min(known, key=lambda place: known[place])
+
+    def cells(self) -> list[str]:
+        """The errors, the smallest in bold."""
+        said = ["" if e is None else percent(e) for e in self.errors]
+        said[self.nearest] = f"**{said[self.nearest]}**"
+        return [*self.label, f"{self.observed:.4g}", *said]
 
 
 def peers(records: Sequence[Record], pairs: Sequence[Pair]) -> Block:
@@ -433,8 +453,8 @@ def peers(records: Sequence[Record], pairs: Sequence[Pair]) -> Block:
         formula = formula_ms(record, point) / own.observed - 1 if phase == "cycle" else None
         said = _said(theirs, record.name, point)
         program = None if said is None else (said + _added_ms(record, point)) / own.observed - 1
-        label = f"{record.name}, batch {point.batch}, context {point.context:.0f}, {phase}"
-        groups.setdefault((model, phase), []).append(Beside(label, (own.error, formula, program)))
+        label = (record.name, f"{point.batch}", f"{point.context:.0f}", phase)
+        groups.setdefault((model, phase), []).append(Beside(label, own.observed, (own.error, formula, program)))
     cells = []
     for (model, phase), group in sorted(groups.items()):
         columns: list[str] = []
@@ -454,13 +474,18 @@ def peers(records: Sequence[Record], pairs: Sequence[Pair]) -> Block:
         "worst",
     ]
     everything = [row for group in groups.values() for row in group]
-    nearer = [line for row in everything for line in row.nearer()]
+    nearer = [row for row in everything if row.nearest]
+    missing = [row for row in everything if row.errors[2] is None]
     lines = [
         *table(header, cells, 2),
         "",
-        f"A peer is nearer than specsim in {len(nearer)} of {len(everything)} points:",
+        f"A peer is nearer than specsim in {len(nearer)} of {len(everything)} points"
+        + (f"; {len(missing)} have no figure of aiconfigurator:" if missing else ":"),
         "",
-        *nearer,
+        *table(
+            ("run", "batch", "context", "time", "observed ms", "specsim", "formula", "aiconfigurator"),
+            [row.cells() for row in everything],
+        ),
     ]
     return Block("peers", "The nearest peer on the same runs", tuple(lines))
 
@@ -517,6 +542,7 @@ def main() -> None:
     blocks = [
         first,
         leave_one_out(records)[1],
+        under_load(records),
         published(records),
         public(*public_pairs()),
         healthy(),

@@ -229,13 +229,21 @@ def compare(
             for phase, value in seen.items():
                 if phase in said and value > 0:
                     pairs.append(Pair(record.name, phase, point.batch, point.context, value, *said[phase]))
+    pairs.sort(key=lambda pair: -abs(pair.error))
+    return pairs, list(dict.fromkeys(skipped))
+
+
+def compare_loads(records: Sequence[Record], hardware: str | Profile | None) -> tuple[list[Pair], list[str]]:
+    """Pairs of every load run beside the simulator, and lines on runs that could not be simulated."""
+    pairs: list[Pair] = []
+    skipped: list[str] = []
+    for record in records:
         for run in record.loads:
             try:
                 pairs += load_pairs(record, run, hardware)
             except InputError as error:
                 skipped.append(f"{record.name} rate {run.rate:g}: {error}")
-    pairs.sort(key=lambda pair: -abs(pair.error))
-    return pairs, list(dict.fromkeys(skipped))
+    return pairs, skipped
 
 
 def load_pairs(record: Record, run: LoadRun, hardware: str | Profile | None) -> list[Pair]:
@@ -288,6 +296,9 @@ def run(path: Path, hardware: str | None, predictor: Predictor = predict_point) 
     """Replay the records at `path`. Raises InputError when there is none or none can be predicted."""
     records, left_out = load(path)
     pairs, skipped = compare(records, hardware, predictor)
+    under_load, more = compare_loads(records, hardware)
+    pairs = sorted([*pairs, *under_load], key=lambda pair: -abs(pair.error))
+    skipped += more
     if not pairs:
         raise InputError(
             f"no point could be predicted ({(skipped or ['nothing was observed'])[0]})",

@@ -40,7 +40,7 @@ def test_a_block_is_replaced_and_the_rest_stays(accuracy: ModuleType, tmp_path: 
 
 def test_the_page_has_every_block() -> None:
     text = (ROOT / "docs" / "accuracy.md").read_text()
-    for name in ("recorded", "held-out", "published", "public", "healthy", "field", "peers"):
+    for name in ("recorded", "held-out", "load", "published", "public", "healthy", "field", "peers"):
         assert text.count(f"<!-- begin {name} -->") == text.count(f"<!-- end {name} -->") == 1
 
 
