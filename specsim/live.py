@@ -11,8 +11,10 @@ import json
 import os
 import random
 import re
+import socket
+import ssl
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -27,6 +29,10 @@ FIRST_ID, LAST_ID = 10, 8000  # prompts' token ids: inside every vocabulary, awa
 
 class ServerError(WorkError):
     """The server is gone, changed, or is not an inference server: nothing more can be measured."""
+
+
+class ChangedError(ServerError):
+    """Another server answers than the one that the measurement began with: what was just measured counts for neither."""
 
 
 class PointError(WorkError):
@@ -69,9 +75,7 @@ class Client:
         except ConnectionRefusedError:
             raise ServerError(f"{self.url}: no server answers there (connection refused)") from None
         except (http.client.HTTPException, OSError, ValueError) as error:
-            raise ServerError(
-                f"{self.url}{path}: the server broke off ({type(error).__name__}); it may have died"
-            ) from None
+            raise ServerError(no_answer(self.url, path, error)) from None
         finally:
             connection.close()
         self.check(answer.status, content, path)
@@ -80,8 +84,11 @@ class Client:
     def headers(self, accept: str) -> dict[str, str]:
         """Headers of a request with a JSON body; with the API key, if the environment has one."""
         headers = {"Accept": accept, "Content-Type": "application/json"}
-        key = next((os.environ[name] for name in KEY_VARIABLES if os.environ.get(name)), None)
-        return headers | ({"Authorization": f"Bearer {key.strip()}"} if key else {})
+        name = next((name for name in KEY_VARIABLES if os.environ.get(name)), "")
+        key = os.environ.get(name, "").strip()
+        if not (key.isascii() and key.isprintable()):
+            raise InputError("holds what no HTTP header can", where=name, mend="set it to the server's API key")
+        return headers | ({"Authorization": f"Bearer {key}"} if key else {})
 
     def check(self, status: int, content: bytes, path: str) -> None:
         """Raises PointError or ServerError for an HTTP status that is no success."""
@@ -91,7 +98,7 @@ class Client:
             raise ServerError(f"{self.url}{path}: answered {status}, a redirect; give the address behind the proxy")
         if status >= 400:
             said = "a web page" if _is_page(content) else message_of(content)
-            raise PointError(f"{self.url}{path}: answered {status}: {said}")
+            raise PointError(f"{self.url}{path}: answered {status}: {hide(said, secrets_of())}")
 
     def json(self, method: str, path: str, body: Any = None, timeout: float | None = None) -> Any:
         """The answer as JSON. Raises ServerError when it is something else, such as a proxy's page."""
@@ -103,6 +110,15 @@ class Client:
             raise ServerError(
                 f"{self.url}{path}: answered with {what}; is a proxy in front, or is this another kind of server?"
             ) from None
+
+
+def no_answer(url: str, path: str, error: Exception) -> str:
+    """Why a connection gave no answer, in one line."""
+    if isinstance(error, ssl.SSLError):
+        return f"{url}: its TLS certificate or protocol is refused ({error.reason or 'SSL error'})"
+    if isinstance(error, socket.gaierror):
+        return f"{url}: no such host"
+    return f"{url}{path}: the server broke off ({type(error).__name__}); it may have died"
 
 
 def _is_page(content: bytes) -> bool:
@@ -175,6 +191,23 @@ def redact(flags: Sequence[str]) -> list[str]:
     return shown
 
 
+def secrets_of(flags: Sequence[str] = (), env: Mapping[str, str] | None = None) -> list[str]:
+    """Secret values: those of flags and of variables whose name speaks of one, and the API key; longest first."""
+    found = [os.environ.get(name, "").strip() for name in KEY_VARIABLES]
+    found += [value for name, value in (env or {}).items() if _SECRET.search(name)]
+    for flag, shown in zip(flags, redact(flags), strict=True):
+        if flag != shown:
+            found.append(flag.removeprefix(shown.removesuffix("***")))
+    return sorted({value for value in found if len(value) >= 4}, key=len, reverse=True)
+
+
+def hide(text: str, secrets: Sequence[str]) -> str:
+    """The text with *** for each secret in it."""
+    for secret in secrets:
+        text = text.replace(secret, "***")
+    return text
+
+
 def _is_secret(flag: str) -> bool:
     return flag.startswith("--") and bool(_SECRET.search(flag.lstrip("-").replace("-", "_")))
 
@@ -196,6 +229,18 @@ def identify(client: Client, timeout: float = 30.0) -> Served:
         raise ServerError(
             f"{client.url}: is neither SGLang (no /get_server_info) nor vLLM (no /version with /v1/models)"
         ) from None
+
+
+def check_same(client: Client, served: Served) -> None:
+    """Raises ChangedError when another server answers now: another version, model or flags; ServerError when none does."""
+    now = identify(client)
+    if (now.version, now.model) != (served.version, served.model):
+        what = f"{served.model} {served.version} became {now.model} {now.version}"
+    elif flags_of(now) != flags_of(served):
+        what = "it has other flags now"
+    else:
+        return
+    raise ChangedError(f"the server changed while it was measured: {what}")
 
 
 # Server arguments that decide speed, as SGLang's server info names them, and their launch flags.

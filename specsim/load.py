@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from specsim.live import FIRST_ID, LAST_ID, Client, Counters, Served, ServerError, counters
+from specsim.live import FIRST_ID, LAST_ID, ChangedError, Client, Counters, Served, ServerError, check_same, counters
 from specsim.measure import ACCEPTED, DRAFTS, RETRACTED, growth
 from specsim.metrics import latency_of
 from specsim.records import LoadRun, Quantity, Record
@@ -91,18 +91,30 @@ def measure_loads(
         if not any(s.error for s in sent.streams):
             _count(run, before, counters(client))
         failures = [s.error for s in sent.streams if s.error]
+        gone = any(s.sent is None for s in sent.streams) or len(failures) == count
+        what = (
+            f"rate {rate:g}: {len(failures)} of {count} requests failed, the first with: {failures[0]}"
+            if failures
+            else ""
+        )
+        try:
+            if not gone:
+                check_same(client, served)
+        except ChangedError as error:
+            record.caveats.append(f"rate {rate:g}: {error}")
+            save()
+            raise
         if run.requests["request"]:
             record.loads.append(run)
             say(f"  {line(run)}")
         if failures:
-            faults += 1
-            what = f"rate {rate:g}: {len(failures)} of {count} requests failed, the first with: {failures[0]}"
             record.caveats.append(what)
-            save()
-            if any(s.sent is None for s in sent.streams) or not run.requests["request"]:
-                raise ServerError(what)
-            say(f"  {what}")
         save()
+        if gone:
+            raise ServerError(what)
+        if failures:
+            faults += 1
+            say(f"  {what}")
     return faults
 
 
@@ -264,6 +276,11 @@ def _judge(run: LoadRun, lag_s: NDArray[np.float64], gaps_ms: NDArray[np.float64
         "mean_late_ms": float(f"{late.mean():.4g}"),
         "max_late_ms": float(f"{late.max():.4g}"),
     }
+    chunks = run.requests["chunks"]
+    if run.output_tokens > 8 and np.median(chunks) < 2:
+        run.notes.append(
+            "answers came in one piece: something in between holds the stream back, so first tokens are late"
+        )
     gap = float(np.median(gaps_ms)) if gaps_ms.size else math.inf
     if lag.mean() > LAG * gap:
         run.notes.append(

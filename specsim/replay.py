@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from pydantic import ValidationError
 
 import specsim.load_replay as load_replay
+from specsim.configs import load_config
 from specsim.errors import InputError, WorkError
 from specsim.files import read_json
 from specsim.prediction import Prediction, machine_of, predict
@@ -212,15 +213,16 @@ def compare(
 ) -> tuple[list[Pair], list[str]]:
     """Pairs of every observed phase of every point, and lines on points that could not be predicted."""
     pairs: list[Pair] = []
-    skipped: list[str] = []
+    skipped: dict[tuple[str, str], list[Point]] = {}
     for record in records:
         for point in record.points:
             if point.batch is None:
+                skipped.setdefault((record.name, "does not say how many requests ran"), []).append(point)
                 continue
             try:
                 said = predictor(record, point, hardware)
             except InputError as error:
-                skipped.append(f"{record.name} batch {point.batch} context {point.context}: {error}")
+                skipped.setdefault((record.name, str(error)), []).append(point)
                 continue
             seen = observed(point)
             base = _base(record, point, records)
@@ -230,7 +232,13 @@ def compare(
                 if phase in said and value > 0:
                     pairs.append(Pair(record.name, phase, point.batch, point.context, value, *said[phase]))
     pairs.sort(key=lambda pair: -abs(pair.error))
-    return pairs, list(dict.fromkeys(skipped))
+    return pairs, [_left_out(name, why, points) for (name, why), points in skipped.items()]
+
+
+def _left_out(name: str, why: str, points: Sequence[Point]) -> str:
+    """One line for the points of a record that are left out for one reason."""
+    what = f"batch {points[0].batch} context {points[0].context}" if len(points) == 1 else f"{len(points)} points"
+    return f"{name} {what}: {why}"
 
 
 def compare_loads(records: Sequence[Record], hardware: str | Profile | None) -> tuple[list[Pair], list[str]]:
@@ -292,19 +300,50 @@ def _settings(record: Record) -> tuple[Any, ...]:
     return (ranks, [s in flags for s in switches], env.get("NCCL_P2P_DISABLE", "0"), record.environment.get("gpu"))
 
 
-def run(path: Path, hardware: str | None, predictor: Predictor = predict_point) -> Result:
-    """Replay the records at `path`. Raises InputError when there is none or none can be predicted."""
+def complete(
+    records: Sequence[Record], model: Path | None = None, draft: Path | None = None
+) -> tuple[list[Record], list[str]]:
+    """The records whose model is known, and a line for each of the others.
+
+    model, draft: those of records that do not hold their own, such as logs and benchmark files: a preset, a folder or
+    a config.json. Raises InputError when these cannot be read.
+    """
+    target = None if model is None else load_config(model)
+    drafter = None if draft is None else load_config(draft)
+    kept, left_out = [], []
+    for record in records:
+        if record.target_config is None and target is not None:
+            record = record.model_copy(update={"target_config": target, "draft_config": record.draft_config or drafter})
+        if record.target_config is None:
+            left_out.append(f"{record.name} ({record.source or 'no source'}): does not hold its model; give --model")
+        elif record.engine is None:
+            left_out.append(f"{record.name} ({record.source or 'no source'}): does not say which engine ran")
+        else:
+            kept.append(record)
+    return kept, left_out
+
+
+def run(
+    path: Path,
+    hardware: str | None,
+    predictor: Predictor = predict_point,
+    model: Path | None = None,
+    draft: Path | None = None,
+) -> Result:
+    """Replay the records at `path`. Raises InputError when there is none or none can be predicted.
+
+    model, draft: see `complete`.
+    """
     records, left_out = load(path)
+    records, unknown = complete(records, model, draft)
+    left_out += unknown
     pairs, skipped = compare(records, hardware, predictor)
     under_load, more = compare_loads(records, hardware)
     pairs = sorted([*pairs, *under_load], key=lambda pair: -abs(pair.error))
     skipped += more
     if not pairs:
-        raise InputError(
-            f"no point could be predicted ({(skipped or ['nothing was observed'])[0]})",
-            where=str(path),
-            mend="give --hardware",
-        )
+        why = [*unknown, *skipped, "nothing was observed"]
+        raise InputError(f"no point could be predicted; {why[0]}", where=str(path))
     return Result(tuple(pairs), (*left_out, *skipped))
 
 

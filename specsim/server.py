@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 
 from specsim.errors import InputError, WorkError
-from specsim.live import Client, PointError, ServerError
+from specsim.live import Client, PointError, ServerError, hide, secrets_of
 
 # NVLink multicast objects can put a host's GPUs out of service for everybody on it: off unless asked for by name.
 MULTICAST_FLAGS = ("--enable-torch-symm-mem", "--enable-symm-mem", "--enable-nccl-nvls", "--enable-mscclpp")
@@ -89,6 +89,7 @@ class Launched:
     ) -> None:
         self.command, self.env, self.log = list(command), dict(env), log
         self.client = Client(f"http://127.0.0.1:{port}", timeout)
+        self._secrets = secrets_of(self.command, self.env)
         self._process: subprocess.Popen[bytes] | None = None
         self._seen: set[int] = set()
 
@@ -113,6 +114,16 @@ class Launched:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+        self._hide_secrets()
+
+    def _hide_secrets(self) -> None:
+        """Engines write their launch flags into their log, an API key too: take it out."""
+        if not self._secrets:
+            return
+        with contextlib.suppress(OSError):
+            text = self.log.read_text("utf-8", "surrogateescape")
+            if (hidden := hide(text, self._secrets)) != text:
+                self.log.write_text(hidden, "utf-8", "surrogateescape")
 
     @property
     def alive(self) -> bool:
@@ -133,7 +144,7 @@ class Launched:
                 lines = file.read().decode("utf-8", "replace").splitlines()
         except OSError:
             return []
-        return [line.rstrip() for line in lines if line.strip()][-count:]
+        return [hide(line.rstrip(), self._secrets) for line in lines if line.strip()][-count:]
 
     def reason(self) -> str:
         """The log's last line that names an error, else its last line."""

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from specsim.live import Client, PointError, Served, ServerError, message_of
+from specsim.live import Client, PointError, Served, ServerError, hide, message_of, no_answer, secrets_of
 
 _TOKENS = re.compile(rb'"completion_tokens":\s*(\d+)')
 
@@ -152,10 +152,13 @@ class _Receiver(asyncio.Protocol):
         if not isinstance(self.stream.last, dict):
             self.stream.last = {}
         if "error" in self.stream.last:
-            return f"{self.run.client.url}: {message_of(json.dumps(self.stream.last).encode())}"
+            return f"{self.run.client.url}: {hide(message_of(json.dumps(self.stream.last).encode()), secrets_of())}"
         if not self.done:
             return f"{self.run.client.url}: a stream broke off after {self.stream.tokens} tokens"
-        return "" if self.stream.tokens == wanted else f"emitted {self.stream.tokens} tokens instead of {wanted}"
+        if self.stream.tokens != wanted:
+            reason = json.dumps((self.stream.last.get("meta_info") or {}).get("finish_reason"))[:120]
+            return f"{self.run.client.url}: {self.stream.tokens} tokens instead of {wanted} (finish reason {reason})"
+        return ""
 
 
 class _Run:
@@ -187,7 +190,7 @@ class _Run:
         except (TimeoutError, asyncio.TimeoutError):
             stream.error = f"{self.client.url}: no answer within {self.client.timeout:g} s"
         except OSError as error:
-            stream.error = f"{self.client.url}: {error.strerror or error}"
+            stream.error = no_answer(self.client.url, self.path, error)
         finally:
             if transport is not None:
                 transport.abort()

@@ -21,7 +21,19 @@ from typing import Any
 import specsim.kernels as kernels
 from specsim.errors import InputError, WorkError
 from specsim.files import write_atomically
-from specsim.live import Client, LogTail, PointError, Served, ServerError, flags_of, identify, redact, scrub
+from specsim.live import (
+    ChangedError,
+    Client,
+    LogTail,
+    PointError,
+    Served,
+    ServerError,
+    check_same,
+    flags_of,
+    identify,
+    redact,
+    scrub,
+)
 from specsim.load import Load, measure_loads, seconds_of
 from specsim.measure import Plan, measure
 from specsim.records import Correction, EngineRun, Record
@@ -87,6 +99,10 @@ class Recorder:
             self.path.unlink(missing_ok=True)
         return kept
 
+    def kept(self) -> str:
+        """What to say of the record when the run broke off; an empty one is removed."""
+        return f"; finished points are kept in {self.path}" if self.drop_if_empty() else ""
+
 
 def measure_all(
     client: Client,
@@ -121,13 +137,13 @@ def measure_all(
             recorder.record.caveats.append(f"stopped at batch {batch}, context {context}: {error}")
             recorder.save()
             raise
-        now = identify(client)
-        if (now.version, now.model) != (served.version, served.model):
-            del recorder.record.points[done:]  # it ran on two servers
-            what = f"{served.model} {served.version} became {now.model} {now.version}"
-            recorder.record.caveats.append(f"the server changed during batch {batch}, context {context}: {what}")
+        try:
+            check_same(client, served)
+        except ChangedError as error:
+            del recorder.record.points[done:]
+            recorder.record.caveats.append(f"batch {batch}, context {context}: {error}")
             recorder.save()
-            raise ServerError(f"the server changed while it was measured: {what}")
+            raise
         recorder.save()
     return failed
 
@@ -189,9 +205,12 @@ def run_url(
     record.name, record.hardware = free_name(folder, label), hardware
     recorder = Recorder(record, folder)
     tail = LogTail(log) if log is not None else None
-    failed = measure_all(client, served, recorder, pairs, plan, tail, say, deadline)
-    if load is not None:
-        failed += _loads(client, served, load, recorder, say, deadline)
+    try:
+        failed = measure_all(client, served, recorder, pairs, plan, tail, say, deadline)
+        if load is not None:
+            failed += _loads(client, served, load, recorder, say, deadline)
+    except ServerError as error:
+        raise ServerError(f"{error}{recorder.kept()}") from None
     if not recorder.drop_if_empty():
         raise WorkError(f"{client.url}: no point could be measured; see the lines above")
     return recorder.path, failed
@@ -212,6 +231,7 @@ def run_setup(
 ) -> tuple[Path, int]:
     """Start SGLang, measure, stop it. The record's path and how many points failed. Raises InputError and WorkError."""
     where = f"scenario {setup.name}"
+    check_folder(folder)  # before a minute goes into a start
     config = config_of(setup.model, "target")
     draft_config = config_of(setup.draft, "draft") if setup.draft else None
     experts = (
@@ -258,7 +278,7 @@ def run_setup(
             elif setup.profile:
                 failed += _profile(server.client, served, setup, recorder, say)
         except ServerError as error:
-            kept = f"; finished points are kept in {recorder.path}" if recorder.drop_if_empty() else ""
+            kept = recorder.kept()
             if server.died():
                 for line in server.last_lines():
                     say(f"  | {line}")

@@ -129,7 +129,7 @@ class Handler(BaseHTTPRequestHandler):
                 return self.send(200, {"data": [{"id": "fake-model"}]})
             return self.send(404, {"detail": "Not Found"})
         if self.path == "/get_server_info":
-            changed = state.fault == "version" and state.batches > 18
+            changed = state.fault == "version" and max(state.batches, state.streamed - 28) > 18
             info = {
                 "version": "9.9" if changed else "0.5.16",
                 "model_path": "/models/fake",
@@ -195,6 +195,8 @@ class Handler(BaseHTTPRequestHandler):
             number = state.streamed
             state.prompts_seen.append((time.perf_counter(), hash(tuple(ids)), len(ids)))
         late = number > 46  # after the warm-up and a few more
+        if state.fault == "echo":
+            return self.send(400, {"error": {"message": f"unknown {self.headers.get('Authorization')}"}})
         if state.fault == "stream-500" and late and number % 3 == 0:
             return self.send(500, {"error": {"message": "Internal\nServer Error"}})
         self.send_response(200)
@@ -215,8 +217,14 @@ class Handler(BaseHTTPRequestHandler):
                     return self.connection.close()
                 if state.fault == "stream-hang":
                     time.sleep(5)
+                if state.fault == "stream-abort":
+                    meta = {"completion_tokens": made, "finish_reason": {"type": "abort", "message": "no memory"}}
+                    self.event({"output_ids": [], "meta_info": meta})
+                    return self.event("[DONE]", last=True)
                 if state.fault == "stream-error":
                     return self.event({"error": {"message": "out of\nmemory", "code": 400}}, last=True)
+            if state.fault == "buffer" and made < tokens:
+                continue
             if vllm:
                 self.event({"choices": [{"text": ""}], "usage": {"completion_tokens": made}})
                 continue
@@ -249,6 +257,8 @@ class Handler(BaseHTTPRequestHandler):
         if state.fault == "drop" and state.batches > 18:
             self.close_connection = True
             return None
+        if state.fault == "echo":
+            return self.send(400, {"error": {"message": f"unknown {self.headers.get('Authorization')}"}})
         if state.fault == "500":
             return self.send(500, {"error": {"message": "Internal\nServer Error"}})
         if state.fault == "reject" and batch > 1:
@@ -321,6 +331,8 @@ def main() -> None:
         with open(os.environ["FAKE_CHILD_FILE"], "w") as file:
             file.write(str(child.pid))
     flags = sys.argv[1:]
+    if "--api-key" in flags:
+        print(f"server_args=ServerArgs(api_key={flags[flags.index('--api-key') + 1]!r})", flush=True)
     port = int(flags[flags.index("--port") + 1])
     tokens = (
         int(flags[flags.index("--speculative-num-draft-tokens") + 1])

@@ -81,7 +81,9 @@ def test_secrets_are_neither_shown_nor_recorded(model: Path, tmp_path: Path) -> 
     s = scenario(model, batches=[1], flags=flags, env={"HF_TOKEN": "sesame", "NCCL_P2P_DISABLE": "1"})
     path, _ = run_setup(s, tmp_path, PLAN, said.append, command=FAKE)
     record = Record.model_validate(json.loads(path.read_text()))
-    assert "sesame" not in path.read_text() + " ".join(said)
+    log = (tmp_path / "logs" / "tiny.log").read_text()
+    assert "sesame" not in path.read_text() + " ".join(said) + log
+    assert "api_key='***'" in log  # the fake server writes its arguments down, as SGLang does
     assert record.engine is not None
     assert record.engine.flags[-5:] == ["--api-key", "***", "--admin-api-key=***", "--decode-log-interval", "7"]
     assert record.engine.env["NCCL_P2P_DISABLE"] == "1"
@@ -186,6 +188,19 @@ def test_a_taken_port() -> None:
         with pytest.raises(WorkError, match=f"port {port} of 127.0.0.1 is taken"):
             free_port(port)
     assert free_port(None) > 0
+
+
+def test_a_taken_port_starts_nothing(model: Path, tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        paths, failures = run_list(
+            [scenario(model)], lambda s: launch(s, tmp_path, port=port), quiet, float("inf"), PLAN
+        )
+    assert paths == []
+    assert f"port {port} of 127.0.0.1 is taken" in failures[0]
+    assert not (tmp_path / "logs").exists()
 
 
 def test_a_list_goes_on_after_a_failed_one(model: Path, tmp_path: Path) -> None:

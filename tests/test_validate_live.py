@@ -14,7 +14,17 @@ from fake_server import FakeServer
 from specsim import live
 from specsim.errors import InputError, WorkError
 from specsim.kernels import kernel_table, profile
-from specsim.live import Client, Counters, LogTail, PointError, ServerError, decode_lines, identify
+from specsim.live import (
+    ChangedError,
+    Client,
+    Counters,
+    LogTail,
+    PointError,
+    ServerError,
+    check_same,
+    decode_lines,
+    identify,
+)
 from specsim.measure import Plan, lengths_for, logged, measure, slope
 from specsim.records import Point, Record
 from specsim.validate import run_url
@@ -237,6 +247,38 @@ def test_addresses_that_cannot_be(url: str) -> None:
         Client(url)
 
 
+def test_what_no_server_can_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that does not exist (RFC 2606), TLS to a server that speaks none, and a key that no header can hold."""
+    with pytest.raises(ServerError, match="nowhere.invalid: no such host"):
+        identify(Client("http://nowhere.invalid"))
+    with FakeServer() as server:
+        with pytest.raises(ServerError, match="TLS certificate or protocol is refused"):
+            identify(Client(server.url.replace("http:", "https:"), timeout=5))
+        monkeypatch.setenv("SPECSIM_API_KEY", "sesame\r\nX-Other: 1")
+        with pytest.raises(InputError, match="SPECSIM_API_KEY: holds what no HTTP header can") as caught:
+            identify(Client(server.url))
+    assert "sesame" not in str(caught.value)
+
+
+def test_a_key_that_the_server_sends_back_is_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECSIM_API_KEY", "sesame")
+    said: list[str] = []
+    with FakeServer(fault="echo") as server, pytest.raises(WorkError):
+        run_url(server.url, [(1, 32)], tmp_path, PLAN, said.append)
+    assert "unknown Bearer ***" in said[-1]
+    assert not list(tmp_path.glob("*.json"))
+
+
+def test_other_flags_are_another_server() -> None:
+    with FakeServer() as server:
+        client = Client(server.url)
+        served = identify(client)
+        check_same(client, served)
+        server.state.capacity = 7
+        with pytest.raises(ChangedError, match="it has other flags now"):
+            check_same(client, served)
+
+
 def test_a_failed_point_leaves_the_others(tmp_path: Path) -> None:
     """The server takes one request at a time: batch 1 is kept, batch 2 is a caveat, and the count says so."""
     with FakeServer(fault="reject") as server:
@@ -248,7 +290,11 @@ def test_a_failed_point_leaves_the_others(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "message"), [("drop", "broke off"), ("version", "fake 0.5.16 became /models/fake 9.9")]
+    ("fault", "message"),
+    [
+        ("drop", "broke off.*; finished points are kept in .*lost.json"),
+        ("version", "fake 0.5.16 became /models/fake 9.9; finished points are kept in .*lost.json"),
+    ],
 )
 def test_a_server_lost_in_mid_run_keeps_finished_points(tmp_path: Path, fault: str, message: str) -> None:
     """A point takes 11 batches; the fault begins at the 19th, in the second point."""

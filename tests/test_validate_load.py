@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from builders import heed_interrupts
 from click.testing import CliRunner
 from fake_server import FakeServer
 
-from specsim import load_replay
+from specsim import load_replay, validate
 from specsim.cli import group
-from specsim.errors import InputError
+from specsim.errors import InputError, WorkError
 from specsim.live import Client, ServerError, identify
 from specsim.load import Load, arrivals
 from specsim.measure import Plan
@@ -113,8 +118,6 @@ def test_vllm_streams_are_read_by_the_same_call(tmp_path: Path) -> None:
 
 def test_a_late_client_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading a chunk is made to take 3 ms, while chunks of 20 streams come every 5 ms."""
-    import time
-
     from specsim import streams
 
     read = streams._Receiver._events
@@ -147,6 +150,7 @@ def test_a_record_of_many_tokens_stays_small(tmp_path: Path) -> None:
         ("stream-drop", "a stream broke off after"),
         ("stream-error", "out of memory"),
         ("stream-hang", r"no answer within 0\.8 s"),
+        ("stream-abort", 'finish reason {"type": "abort", "message": "no memory"}'),
     ],
 )
 def test_failed_requests_leave_the_finished_ones(tmp_path: Path, fault: str, message: str) -> None:
@@ -171,6 +175,98 @@ def test_a_server_that_dies_keeps_what_was_finished(tmp_path: Path) -> None:
         run_setup(make_setup(values, "test"), tmp_path, Plan(), quiet, command=FAKE)
     run = Record.model_validate(json.loads((tmp_path / "t.json").read_text())).loads[0]
     assert 0 < run.results["completed"] < 20
+
+
+def test_another_version_in_mid_run_counts_for_neither(tmp_path: Path) -> None:
+    """The first rate is done before the server changes, during the second."""
+    load = Load(rates=[500.0, 500.0], num_requests=[4, 10], input_tokens=16, output_tokens=3)
+    with (
+        FakeServer(fault="version") as server,
+        pytest.raises(
+            ServerError, match=r"fake 0\.5\.16 became /models/fake 9\.9; finished points are kept in .*v\.json"
+        ),
+    ):
+        run_url(server.url, [], tmp_path, Plan(), quiet, load=load, name="v")
+    record = Record.model_validate(json.loads((tmp_path / "v.json").read_text()))
+    assert [r.num_requests for r in record.loads] == [4]
+    assert "changed" in record.caveats[-1]
+
+
+def test_a_proxy_that_holds_the_stream_back_is_told(tmp_path: Path) -> None:
+    run = measured(tmp_path, LOAD.model_copy(update={"num_requests": 5, "rates": [50.0]}), fault="buffer").loads[0]
+    assert any("in one piece" in note for note in run.notes)
+
+
+def test_nothing_finished_leaves_no_record_and_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server sends the key back in its error, which is shown without it."""
+    monkeypatch.setenv("SPECSIM_API_KEY", "sesame-open")
+    with FakeServer(fault="echo") as server, pytest.raises(ServerError, match=r"answered 400: unknown Bearer \*\*\*$"):
+        run_url(server.url, [], tmp_path, Plan(), quiet, load=LOAD)
+    assert set(server.state.keys_seen) == {"Bearer sesame-open"}
+    assert not list(tmp_path.glob("*.json"))
+
+
+def test_a_full_disk_under_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first rate was saved; the disk is full at the second."""
+    load = Load(rates=[200.0, 300.0], num_requests=4, input_tokens=16, output_tokens=3)
+    written: list[str] = []
+    write = validate.write_atomically
+
+    def full(path: Path, text: str) -> None:
+        if len(written) == 1:
+            raise WorkError(f"{path}: cannot be written: No space left on device")
+        written.append(text)
+        write(path, text)
+
+    monkeypatch.setattr(validate, "write_atomically", full)
+    with FakeServer() as server, pytest.raises(WorkError, match="No space left on device"):
+        run_url(server.url, [], tmp_path, Plan(), quiet, load=load, name="d")
+    record = Record.model_validate(json.loads((tmp_path / "d.json").read_text()))
+    assert [r.rate for r in record.loads] == [200.0]
+
+
+def test_ctrl_c_under_load_keeps_finished_rates_and_leaves_no_orphan(tmp_path: Path) -> None:
+    child = tmp_path / "child"
+    command = [sys.executable, "-m", "specsim", "validate", "--launch", "--model", str(CONFIG), "-o", str(tmp_path)]
+    command += ["--rate", "200,1", "--num-requests", "5,50", "--input-tokens", "16", "--output-tokens", "3"]
+    command += ["--name", "c", "--server-command", " ".join(FAKE)]
+    env = {**os.environ, "FAKE_CHILD_FILE": str(child), "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True, preexec_fn=heed_interrupts) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "rate 200" in line:
+                break
+        time.sleep(0.5)
+        process.send_signal(signal.SIGINT)
+        rest = process.stderr.read()
+        assert process.wait(20) == 130
+    assert rest.strip().splitlines() == ["interrupted"]
+    record = Record.model_validate(json.loads((tmp_path / "c.json").read_text()))
+    assert [r.rate for r in record.loads] == [200.0]
+    assert (
+        not Path(f"/proc/{child.read_text()}/cmdline").exists()
+        or not Path(f"/proc/{child.read_text()}/cmdline").read_text()
+    )
+
+
+def test_the_command_measures_a_scenario_list_under_load(tmp_path: Path) -> None:
+    """--only, --time-limit and --resume, as for other scenarios; the records replay."""
+    scenarios = tmp_path / "s.yaml"
+    load = "{rates: [100, 200], num_requests: 10, input_tokens: 16, output_tokens: 5}"
+    scenarios.write_text(
+        f"- {{name: a, model: {CONFIG}, hardware: 1x-h200, load: {load}}}\n- {{name: b, model: {CONFIG}}}\n"
+    )
+    out = tmp_path / "runs"
+    arguments = ["validate", "--scenarios", str(scenarios), "--only", "a", "--time-limit", "200", "--resume"]
+    arguments += ["-o", str(out), "--server-command", " ".join(FAKE)]
+    for _ in range(2):
+        done = CliRunner().invoke(group, arguments, standalone_mode=False)
+        assert done.return_value == 0, done.output
+    assert [p.name for p in out.glob("*.json")] == ["a.json"]
+    record = Record.model_validate(json.loads((out / "a.json").read_text()))
+    assert [r.results["completed"] for r in record.loads] == [10, 10]
+    done = CliRunner().invoke(group, ["validate", "--records", str(out), "--json"], standalone_mode=False)
+    assert set(json.loads(done.stdout)["phases"]) == set(load_replay.PHASES)
 
 
 def test_nobody_listens_any_more() -> None:

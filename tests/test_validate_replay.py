@@ -98,6 +98,35 @@ def test_a_folder_with_other_files(tmp_path: Path) -> None:
     assert len(skipped) == 2
 
 
+def test_points_left_out_for_one_reason_are_one_line() -> None:
+    def refuses(record: Record, point: Point, hardware: Any) -> dict[str, Interval]:
+        raise InputError("names no hardware profile", mend="give --hardware")
+
+    _, skipped = compare([record("a", [decode(1, 8), decode(2, 8), Point(decode_ms=Quantity(value=1))])], None, refuses)
+    assert skipped == [
+        "a 2 points: names no hardware profile; give --hardware",
+        "a batch None context None: does not say how many requests ran",
+    ]
+
+
+def test_observed_records_replay_with_a_model(tmp_path: Path) -> None:
+    """What `observe` reads from a log has no config.json: one line says so, the other record goes on; --model mends it."""
+    bare, own = record("log", [decode(1, 4.8), decode(4, 5.0)]), record("own", [decode(1, 4.8)])
+    bare.target_config = None
+    own.target_config = json.loads((ROOT / "validation" / "configs" / "llama-3.1-8b.json").read_text())
+    for r in (bare, own):
+        (tmp_path / f"{r.name}.json").write_text(r.model_dump_json(by_alias=True, exclude_none=True))
+    result = replay.run(tmp_path, "1x-h200")
+    assert {p.record for p in result.pairs} == {"own"}
+    assert result.skipped == ("log (no source): does not hold its model; give --model",)
+    result = replay.run(tmp_path, "1x-h200", model=Path("Llama-3.1-8B"))
+    assert len(result.of("decode")) == 3
+    assert result.skipped == ()
+    (tmp_path / "own.json").unlink()
+    with pytest.raises(InputError, match="no point could be predicted; log .* give --model"):
+        replay.run(tmp_path, "1x-h200")
+
+
 @pytest.mark.parametrize("content", [None, "{}", "[]", '{"schema": "specsim.record/1"}'])
 def test_nothing_to_replay(tmp_path: Path, content: str | None) -> None:
     path = tmp_path / "x.json"

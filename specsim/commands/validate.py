@@ -109,8 +109,10 @@ PATH = click.Path(path_type=Path)
 )
 @click.option("--resume", is_flag=True, help="Of --scenarios, leave out those that have a record in the output folder.")
 @click.option("--name", help="Name of the record.")
-@click.option("--model", type=PATH, help="Target: folder with config.json, or that file.")
-@click.option("--draft", type=PATH, help="Drafter: folder with config.json, or that file.")
+@click.option(
+    "--model", type=PATH, help="Target: folder with config.json, or that file; of records, where they lack it."
+)
+@click.option("--draft", type=PATH, help="Drafter: folder with config.json, or that file; of records too.")
 @click.option("--tp", type=click.IntRange(1, 1024), default=1, show_default=True, help="Tensor-parallel ranks.")
 @click.option("--method", type=click.Choice(["none", "eagle3", "eagle", "mtp", "draft-model", "ngram"]), default="none")
 @click.option("--num-steps", type=click.IntRange(1, 64), help="Draft steps, as SGLang's --speculative-num-steps.")
@@ -288,7 +290,7 @@ def _interrupted(number: int, frame: Any) -> None:
 def _replay(options: dict[str, Any]) -> int:
     from specsim import replay
 
-    result = replay.run(options["records"], options["hardware"])
+    result = replay.run(options["records"], options["hardware"], model=options["model"], draft=options["draft"])
     for line in result.skipped:
         note(f"left out: {line}")
     if options["plot"]:
