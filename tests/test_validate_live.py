@@ -249,7 +249,7 @@ def test_addresses_that_cannot_be(url: str) -> None:
 
 def test_what_no_server_can_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """A name that does not exist (RFC 2606), TLS to a server that speaks none, and a key that no header can hold."""
-    with pytest.raises(ServerError, match="nowhere.invalid: no such host"):
+    with pytest.raises(ServerError, match=r"nowhere\.invalid: no such host"):
         identify(Client("http://nowhere.invalid"))
     with FakeServer() as server:
         with pytest.raises(ServerError, match="TLS certificate or protocol is refused"):

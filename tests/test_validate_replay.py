@@ -123,7 +123,7 @@ def test_observed_records_replay_with_a_model(tmp_path: Path) -> None:
     assert len(result.of("decode")) == 3
     assert result.skipped == ()
     (tmp_path / "own.json").unlink()
-    with pytest.raises(InputError, match="no point could be predicted; log .* give --model"):
+    with pytest.raises(InputError, match=r"no point could be predicted; log .* give --model"):
         replay.run(tmp_path, "1x-h200")
 
 
