@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -50,7 +50,6 @@ class Engine:
     kernel_counts: Mapping[str, int]
     shared_experts_overlap: bool
     running_cap_speculative: int | None
-    fused_add_norm: bool
     terms: Mapping[str, Term]
     policy: Mapping[str, Any] = field(repr=False)  # the description's other entries, already of this release
 
@@ -178,20 +177,6 @@ class Engine:
             present["extend"] &= backend in self.policy["graphs"]["extend_backends"]
         return {phase: on and not disable_cuda_graph and phase not in eager for phase, on in present.items()}
 
-    def piecewise_phases(self, method: str, *, attention_backend: str | None = None) -> frozenset[str]:
-        """Phases whose graphs leave attention out, so that each layer costs an eager attention call and one more graph.
-
-        vLLM's drafts always; its verify, and decode, by what the attention backend can capture. SGLang: none.
-        """
-        graphs = self.policy["graphs"]
-        backend = (attention_backend or "").lower()
-        phases = {"decode"} if backend in graphs["piecewise_decode"] else set()
-        if method != "none" and backend in graphs["piecewise_verify"]:
-            phases.add("verify")
-        if method not in ("ngram", "none"):
-            phases.update(graphs["piecewise"])
-        return frozenset(phases)
-
     def allreduce_limits(
         self, *, ranks: int, link: str, graph: bool, options: Mapping[str, Any] | None = None
     ) -> tuple[tuple[str, int], ...]:
@@ -199,8 +184,9 @@ class Engine:
 
         Used: the first whose limit the message does not exceed; the last has none. `options`, all optional:
         disable_custom_all_reduce, p2p (two PCIe GPUs reach each other), nodes, compute_capability ("9.0"),
-        flashinfer_allreduce_fusion (None: the engine decides by architecture), architecture, dp_attention, row_bytes (of
-        one row, for limits in rows), max_rows (of the widest captured pass), and env (environment variables by name).
+        flashinfer_allreduce_fusion (None: the engine decides by architecture), architecture (of the target, as its
+        config.json names it), dp_attention, moe_a2a_backend, row_bytes (of one row, for limits in rows), and env
+        (environment variables by name).
         """
         options = options or {}
         env: Mapping[str, str] = options.get("env") or {}
@@ -232,20 +218,36 @@ class Engine:
         major = capability.split(".")[0]
         found: list[tuple[str, int]] = []
         row_bytes = int(options.get("row_bytes") or 0)
-        fused = options.get("flashinfer_allreduce_fusion")
-        if fused is None:
-            fused = link == "nvlink" and options.get("architecture") in rules["fusion_architectures"]
-        if fused and major in rules["fusion_capabilities"] and not options.get("dp_attention"):
-            found.append(("flashinfer", rules["fusion_max_rows"] * row_bytes or NO_LIMIT))
+        if self._fuses(link, major, options):
+            limit = rules["fusion_max_rows"] * row_bytes or NO_LIMIT
+            found += [(name, limit) for name in rules["fusion_kernels"]]
         if custom and link == "nvlink" and ranks in rules["v2_ranks"] and self._v2(env):
             table = rules["oneshot_kib"].get(major, rules["oneshot_kib"]["other"])
             found.append(("oneshot", table[ranks][0 if graph else 1] * 1024))
             found.append(("custom", rules["v2_max_bytes"]))
         elif custom and ranks in rules["ranks"] and (link == "nvlink" or (ranks == 2 and options.get("p2p", True))):
             found.append(("custom", rules["legacy_max_bytes"]))
-        if rules["pcie_ipc"] and _on(env.get("SGLANG_ENABLE_PCIE_IPC_ALLREDUCE")) and ranks in rules["pcie_ipc_ranks"]:
-            found.append(("pcie-ipc", int(options.get("max_rows") or 0) * row_bytes or NO_LIMIT))
+        staged = rules["pcie_ipc"] and _on(env.get("SGLANG_ENABLE_PCIE_IPC_ALLREDUCE"))
+        if staged and graph and ranks in rules["pcie_ipc_ranks"]:  # it serves passes up to the widest captured one
+            found.append(("pcie-ipc", NO_LIMIT))
         return found
+
+    def _fuses(self, link: str, major: str, options: Mapping[str, Any]) -> bool:
+        """Whether SGLang sums and normalises in one FlashInfer kernel: by flag, or by itself for some architectures."""
+        rules = self.policy["allreduce"]
+        if major not in rules["fusion_capabilities"] or options.get("dp_attention"):
+            return False
+        told = options.get("flashinfer_allreduce_fusion")
+        if told is not None:
+            return bool(told)
+        one_node = int(options.get("nodes") or 1) == 1 or major in rules["fusion_nodes_capabilities"]
+        spread = str(options.get("moe_a2a_backend") or "none") != "none"  # experts exchange rows instead of sums
+        return (
+            link == "nvlink"
+            and one_node
+            and not spread
+            and options.get("architecture") in rules["fusion_architectures"]
+        )
 
     def _v2(self, env: Mapping[str, str]) -> bool:
         said = env.get("SGLANG_OPT_USE_CUSTOM_ALL_REDUCE_V2", env.get("SGLANG_USE_JIT_ALL_REDUCE"))
@@ -274,37 +276,6 @@ class Engine:
         if ranks in symmetric:
             found.append(("symm-mem", symmetric[ranks] * 1024 - 1))
         return found
-
-    @overload
-    def allreduce_preference(
-        self, *, ranks: int, link: str, bytes: int, graph: bool, options: Mapping[str, Any] | None = None
-    ) -> tuple[str, ...]: ...
-    @overload
-    def allreduce_preference(
-        self, *, ranks: int, link: str, bytes: NDArray[Any], graph: bool, options: Mapping[str, Any] | None = None
-    ) -> NDArray[np.object_]: ...
-    def allreduce_preference(
-        self,
-        *,
-        ranks: int,
-        link: str,
-        bytes: int | NDArray[Any],
-        graph: bool,
-        options: Mapping[str, Any] | None = None,
-    ) -> tuple[str, ...] | NDArray[np.object_]:
-        """Implementation names for a message of `bytes`, the engine's choice first, then what may stand in for it.
-
-        An array of sizes gives an object array of the same shape, one tuple a size. See `allreduce_limits`.
-        """
-        limits = self.allreduce_limits(ranks=ranks, link=link, graph=graph, options=options)
-        if not isinstance(bytes, np.ndarray):
-            return tuple(name for name, limit in limits if bytes <= limit)
-        edges = sorted({limit for _, limit in limits})
-        table = np.empty(len(edges), dtype=object)
-        for place, edge in enumerate(edges):
-            table[place] = tuple(name for name, limit in limits if limit >= edge)
-        chosen: NDArray[np.object_] = table[np.searchsorted(np.asarray(edges, dtype=np.float64), bytes)]
-        return chosen
 
 
 @lru_cache(maxsize=1024)
@@ -387,7 +358,6 @@ def load_engine(name: str, version: str | None = None) -> Engine:
         kernel_counts=held["kernel_counts"],
         shared_experts_overlap=held["shared_experts_overlap"],
         running_cap_speculative=held["running_cap_speculative"],
-        fused_add_norm=held["fused_add_norm"],
         terms=MappingProxyType({key: Term(**term) for key, term in held["terms"].items()}),
         policy=MappingProxyType(
             {key: held[key] for key in ("attention_kernels", "attention_defaults", "graphs", "allreduce")}

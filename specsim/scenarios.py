@@ -105,6 +105,7 @@ class Scenario:
         """What decides which all-reduce serves a message."""
         known = {
             "compute_capability": self.profile.gpu.compute_capability,
+            "architecture": self.model.architecture,
             "row_bytes": self.model.hidden * self.model.activation.bytes,
         }
         return Network(

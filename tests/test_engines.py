@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specsim.engines import ENGINES, METHODS, PHASES, load_engine, read_flags
+from specsim.engines import ENGINES, METHODS, NO_LIMIT, PHASES, load_engine, read_flags
 from specsim.errors import InputError
+from specsim.prediction import machine_of
 from specsim.profiles import EngineTerms, Group
+from specsim.scenarios import build
 
 SGLANG_RELEASES = [f"0.5.{patch}" for patch in range(11, 24)]
 VLLM_RELEASES = ["0.20.0", "0.20.2", "0.25.1", "0.33.0"]
@@ -209,18 +211,9 @@ class TestGraphPhases:
         expected = {"decode": True, "draft": False, "verify": True, "extend": False}
         assert load_engine("sglang").graph_phases("ngram") == expected
 
-    def test_vllm_drafts_in_piecewise_graphs(self) -> None:
-        assert load_engine("vllm").piecewise_phases("eagle3") == {"draft", "extend"}
-        assert "verify" in load_engine("vllm").piecewise_phases("eagle3", attention_backend="TRITON_MLA")
-        assert not load_engine("vllm").piecewise_phases("none", attention_backend="CUTLASS_MLA")
-        assert not load_engine("sglang").piecewise_phases("eagle3", attention_backend="triton")
-
-    def test_vllm_latent_attention_on_rtx_stays_outside_graphs(self) -> None:
+    def test_vllm_latent_attention_backend_by_gpu(self) -> None:
         vllm = load_engine("vllm")
-        backend = vllm.default_attention_backend("mla", "12.0")
-        assert backend == "triton_mla"
-        assert vllm.piecewise_phases("eagle3", attention_backend=backend) == set(PHASES)
-        assert vllm.piecewise_phases("none", attention_backend=backend) == {"decode"}
+        assert vllm.default_attention_backend("mla", "12.0") == "triton_mla"
         assert vllm.default_attention_backend("mla", "9.0") == "flash_attn_mla"
 
     def test_unknown_names(self) -> None:
@@ -235,9 +228,8 @@ class TestAllReduce:
 
     @staticmethod
     def choice(name: str, version: str | None, size: int, **how: object) -> str:
-        options = how.pop("options", {})
-        limits = {"ranks": 8, "link": "nvlink", "graph": True, **how}
-        return load_engine(name, version).allreduce_preference(bytes=size, options=options, **limits)[0]  # type: ignore[call-overload,no-any-return]
+        limits = load_engine(name, version).allreduce_limits(**{"ranks": 8, "link": "nvlink", "graph": True, **how})  # type: ignore[arg-type]
+        return next(name for name, limit in limits if size <= limit)
 
     def test_more_than_two_pcie_gpus_always_use_nccl(self) -> None:
         for name in ENGINES:
@@ -266,10 +258,10 @@ class TestAllReduce:
         assert self.choice("sglang", "0.5.16", 1024, ranks=5, options=old) == "nccl"
 
     def test_pcie_kernels_are_a_choice_of_late_releases(self) -> None:
-        asked = {"env": {"SGLANG_ENABLE_PCIE_IPC_ALLREDUCE": "1"}, "row_bytes": 14336, "max_rows": 48}
+        asked = {"env": {"SGLANG_ENABLE_PCIE_IPC_ALLREDUCE": "1"}, "row_bytes": 14336}
         assert self.choice("sglang", "0.5.20", 14336, link="pcie", options=asked) == "nccl"
         assert self.choice("sglang", "0.5.21", 14336, link="pcie", options=asked) == "pcie-ipc"
-        assert self.choice("sglang", "0.5.21", 14336 * 49, link="pcie", options=asked) == "nccl"
+        assert self.choice("sglang", "0.5.21", 14336, link="pcie", graph=False, options=asked) == "nccl"
         assert self.choice("sglang", "0.5.21", 14336, link="pcie") == "nccl"
 
     def test_flags_and_environment(self) -> None:
@@ -288,6 +280,29 @@ class TestAllReduce:
         assert self.choice("sglang", None, 14336, options=auto) == "flashinfer"
         assert self.choice("sglang", None, 14336, options={**auto, "flashinfer_allreduce_fusion": False}) == "oneshot"
         assert self.choice("sglang", None, 14336, link="pcie", options=auto) == "nccl"
+        assert self.choice("sglang", None, 14336, options={**auto, "architecture": "LlamaForCausalLM"}) == "oneshot"
+        assert self.choice("sglang", None, 14336, options={**auto, "dp_attention": True}) == "oneshot"
+        assert self.choice("sglang", None, 14336, options={**auto, "moe_a2a_backend": "deepep"}) == "oneshot"
+        assert self.choice("sglang", None, 14336, options={**auto, "nodes": 2}) == "nccl"
+        two = {**auto, "nodes": 2, "compute_capability": "10.0"}
+        assert self.choice("sglang", None, 14336, options=two) == "flashinfer"
+        assert self.choice("vllm", None, 14336, options=auto) == "custom"
+
+    def test_a_scenario_tells_the_engine_its_architecture(self) -> None:
+        """Kimi-K2.5 sums and normalises in FlashInfer's kernel on an NVLink box of Hopper GPUs, Llama does not; nor does
+        either on a PCIe box. Where no curve of it is known, that of TensorRT-LLM, whose kernel it is, serves."""
+        for model, box, served in (
+            ("Kimi-K2.5", "8x-h200", ["flashinfer", "trtllm", "oneshot", "custom", "nccl"]),
+            ("Llama-3.3-70B", "8x-h200", ["oneshot", "custom", "nccl"]),
+            ("Kimi-K2.5", "8x-rtx-pro-6000", ["nccl"]),
+        ):
+            s = build(model=model, hardware=box, method="none")
+            n = s.network
+            limits = s.engine.allreduce_limits(ranks=8, link=n.link, graph=True, options=n.options)
+            assert [name for name, _ in limits] == served
+            if served[0] == "flashinfer":
+                assert limits[0][1] == 2048 * 7168 * 2
+                assert machine_of(s).curve(tuple(served), 8, "graph").implementation == "trtllm"
 
     def test_vllm_limits(self) -> None:
         """vLLM on eight H100: custom below 256 KiB, symmetric memory below 64 MiB; elsewhere custom below 8 MiB."""
@@ -304,7 +319,6 @@ class TestAllReduce:
         st.integers(1, 17),
         st.sampled_from(["none", "pcie", "nvlink"]),
         st.booleans(),
-        st.lists(st.integers(1, 2**30), min_size=1, max_size=8),
         st.fixed_dictionaries(
             {},
             optional={
@@ -317,16 +331,13 @@ class TestAllReduce:
             },
         ),
     )
-    def test_arrays_agree_with_single_sizes_and_nccl_is_always_last(
-        self, release: tuple[str, str], ranks: int, link: str, graph: bool, sizes: list[int], options: dict[str, object]
+    def test_every_message_is_served_and_nccl_is_always_last(
+        self, release: tuple[str, str], ranks: int, link: str, graph: bool, options: dict[str, object]
     ) -> None:
-        engine = load_engine(*release)
-        many = engine.allreduce_preference(ranks=ranks, link=link, bytes=np.array(sizes), graph=graph, options=options)
-        for size, names in zip(sizes, many, strict=True):
-            assert names[-1] == "nccl"
-            assert names == engine.allreduce_preference(
-                ranks=ranks, link=link, bytes=size, graph=graph, options=options
-            )
+        limits = load_engine(*release).allreduce_limits(ranks=ranks, link=link, graph=graph, options=options)
+        assert limits[-1] == ("nccl", NO_LIMIT)
+        assert all(limit > 0 for _, limit in limits)
+        assert len({name for name, _ in limits}) == len(limits)
 
 
 @pytest.mark.parametrize("name", ENGINES)
