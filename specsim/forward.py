@@ -32,7 +32,6 @@ from specsim.ops import (
 
 Array = NDArray[np.float64]
 STATE_BYTES = 4.0  # recurrent states are kept in fp32
-INDEX_BYTES = 1.0  # sparse attention's indexer keeps fp8 keys
 
 
 @dataclass(frozen=True)
@@ -121,8 +120,8 @@ def attention_core(a: Attention, ranks: int, kv_bytes: float, kernels: float) ->
     keys: Feature = KeyTokens(limit, a.compress)
     pairs: Feature = QueryKeyPairs(limit, a.compress)
     if a.sparse_tokens:
-        index = {keys: a.index_dim * INDEX_BYTES}
-        yield Operator("attention", "attention_sparse", 1, kernels, index, {pairs: 2.0 * a.index_heads * a.index_dim})
+        scored = {pairs: 2.0 * a.index_heads * a.index_dim}
+        yield Operator("attention", "attention_sparse", 1, kernels, {keys: a.index_bytes}, scored)
         limit = min(a.sparse_tokens, limit or a.sparse_tokens)
         keys = pairs = QueryKeyPairs(limit, a.compress)  # each row reads its own selection
     moved = {keys: values * kv_bytes}

@@ -85,7 +85,7 @@ def _kv_by_layer(model: Model, parallel: Parallel) -> Iterator[tuple[Attention, 
         if layer.attention is not None:
             a = layer.attention
             share = 1.0 if a.kind == "mla" or not a.kv_heads else max(1.0, a.kv_heads / parallel.attention) / a.kv_heads
-            yield a, n * a.kv_values_per_token() * share * model.kv_format.bytes
+            yield a, n * a.kv_bytes(model.kv_format.bytes, share)
 
 
 def rank_state(model: Model, parallel: Parallel) -> float:

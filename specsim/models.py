@@ -65,7 +65,7 @@ class Attention:
     kind: "gqa" (K and V of `kv_heads` heads), "mla" (one latent of `kv_lora_rank` + `rope_dim` values a token, the
     same on every rank), "linear" (a fixed state a sequence: Mamba, gated delta net, KDA) or "conv" (short convolution).
     `window` bounds the tokens read (sliding or chunked attention); `sparse_tokens` the tokens that an indexer selects
-    (DeepSeek sparse attention), which itself reads `index_dim` values of every token. `compress` tokens share one cache
+    (DeepSeek sparse attention), which itself reads `index_bytes` of every token. `compress` tokens share one cache
     entry (DeepSeek-V4): the entries read are those of the compressed history, `sparse_tokens` of them at most, and the
     `window` most recent tokens uncompressed.
     """
@@ -85,13 +85,24 @@ class Attention:
     shares_kv: bool = False  # reads another layer's cache and keeps none of its own (Gemma-3n and -4)
     compress: int = 1
 
-    def kv_values_per_token(self) -> int:
-        """Cache values one token adds in this layer, all KV heads; the indexer's keys included."""
+    @property
+    def kv_values(self) -> int:
+        """Values of one cache entry in this layer, all KV heads, without the indexer's key."""
         if self.shares_kv or self.kind in ("linear", "conv"):
             return 0
         if self.kind == "mla":
-            return (self.kv_lora_rank + self.rope_dim + self.index_dim) // self.compress
-        return self.kv_heads * (self.head_dim + (self.v_head_dim or self.head_dim)) + self.index_dim
+            return self.kv_lora_rank + self.rope_dim
+        return self.kv_heads * (self.head_dim + (self.v_head_dim or self.head_dim))
+
+    @property
+    def index_bytes(self) -> float:
+        """Bytes of the indexer's key of one cache entry, the same on every rank whatever the format of the cache: fp8
+        values and an fp32 scale for every 128 of them (SGLang mem_cache, `index_k_with_scale_buffer`)."""
+        return self.index_dim * (1 + 4 / 128)
+
+    def kv_bytes(self, value_bytes: float, share: float = 1.0) -> float:
+        """Cache bytes that one token adds in this layer on a rank that keeps `share` of the KV values."""
+        return (self.kv_values * share * value_bytes + self.index_bytes) / self.compress
 
 
 @dataclass(frozen=True)
@@ -273,7 +284,5 @@ class Model(Shown):
 
     def kv_bytes_per_token(self) -> float:
         """Bytes of KV cache that one token adds, all layers, before it is cut over ranks."""
-        return (
-            sum(n * layer.attention.kv_values_per_token() for layer, n in self.layers if layer.attention)
-            * self.kv_format.bytes
-        )
+        width = self.kv_format.bytes
+        return sum(n * layer.attention.kv_bytes(width) for layer, n in self.layers if layer.attention)

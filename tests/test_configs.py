@@ -309,7 +309,7 @@ def test_hybrid_keeps_a_state_and_a_cache() -> None:
     assert linear.attention is not None
     assert full.attention is not None
     assert linear.attention.state_values == 32 * 128 * 128 + 8192 * 3
-    assert linear.attention.kv_values_per_token() == 0
+    assert linear.attention.kv_bytes(2) == 0
     assert model.kv_bytes_per_token() == 12 * 2 * 2 * 256 * 2
     qkv = full.mixer[0]
     assert qkv.outputs == (2 * 16 + 2 * 2) * 256  # queries and their gate, keys and values
@@ -335,9 +335,10 @@ def test_windows_chunks_and_selected_tokens() -> None:
 
 
 def test_compressed_cache_of_deepseek_v4() -> None:
-    """Entries of 512 values: one a token in window layers (2), one in 4 with its index key (21), one in 128 (20)."""
+    """Entries of 512 values: one a token in window layers (2), one in 4 with its index key of 128 fp8 values and a scale
+    (21), one in 128 (20)."""
     model = read(PUBLISHED["DeepSeek-V4-Flash"][0])
-    assert model.kv_bytes_per_token() == 2 * (2 * 512 + 21 * (512 + 128) // 4 + 20 * 512 // 128)
+    assert model.kv_bytes_per_token() == 2 * 2 * 512 + 21 * (2 * 512 + 132) / 4 + 20 * 2 * 512 / 128
 
 
 def test_layers_that_share_an_indexer_have_none() -> None:

@@ -8,9 +8,9 @@ import pytest
 from builders import dense
 
 from specsim.configs import list_presets, load_model
-from specsim.forward import Parallel
+from specsim.forward import Parallel, attention_core
 from specsim.memory import rank_kv, rank_kv_per_token, rank_weights
-from specsim.models import DraftShape, Projection
+from specsim.models import DraftShape, Format, Projection
 
 
 def test_a_window_bounds_the_cache() -> None:
@@ -25,6 +25,27 @@ def test_alternate_windows_halve_the_cache_of_long_contexts() -> None:
     model = load_model("gpt-oss-120b")
     each = rank_kv_per_token(model, Parallel()) / 2
     assert rank_kv(model, Parallel(), 100_000) == pytest.approx(each * (100_000 + 128))
+
+
+def test_index_keys_of_sparse_attention_are_fp8_whatever_the_cache_is() -> None:
+    """DeepSeek-V3.2, 61 layers: 512 + 64 values of the cache's format and an index key of 128 bytes and a 4-byte scale a
+    token, on every rank; and a pass reads those same bytes of each key."""
+    model = load_model("DeepSeek-V3.2")
+    for bits, value_bytes in ((16, 2), (8, 1)):
+        served = replace(model, kv_format=Format(f"{bits} bits", bits))
+        for ranks in (1, 8):
+            assert rank_kv_per_token(served, Parallel(ranks)) == 61 * (576 * value_bytes + 132)
+    attention = model.layers[0][0].attention
+    assert attention is not None
+    indexer, _ = attention_core(attention, 1, 2.0, 1)
+    assert list(indexer.bytes.values()) == [132]
+
+
+def test_index_keys_are_on_every_rank() -> None:
+    """Grouped-query attention with an indexer: 8 KV heads of 2 x 64 values are cut over 8 ranks, the key of 128 is not."""
+    model = dense(1)
+    layer = replace(model.layers[0][0], attention=replace(model.layers[0][0].attention, sparse_tokens=64, index_heads=4, index_dim=128))  # type: ignore[type-var]  # fmt: skip
+    assert rank_kv_per_token(replace(model, layers=((layer, 1),)), Parallel(8)) == 2 * 64 * 2 + 132
 
 
 def test_kv_heads_are_repeated_beyond_one_a_rank() -> None:
