@@ -2,13 +2,15 @@
 
 Samples: each parameter is log-normal around its value with the relative uncertainty of its group (normal for the
 signed engine corrections). Half of a group's variance is shared by all groups of one source, since a bias in how a
-source measures hits all its numbers. Sample 0 is always the profile's own value.
+source measures hits all its numbers. Sample 0 is always the profile's own value. A class that stands in for one that the
+profile lacks is as much less certain as the shipped profiles' classes of a family differ (`STAND_IN_FIXED`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +30,14 @@ STAND_INS: dict[str, tuple[str, ...]] = {
     "router": ("norm", "tiny"),
     "norm": ("tiny",),
 }
+# How far a stand-in is from the class it stands in for: root mean square of ln(class / its stand-in) over the measured and
+# published classes of the shipped profiles, for the fixed time and the bandwidth (tests/test_stand_ins.py works it out).
+STAND_IN_FIXED, STAND_IN_BANDWIDTH = 0.6, 0.28
+
+
+def stand_in(name: str, known: Collection[str]) -> str:
+    """The class of `known` that serves for a class that is not among them."""
+    return next(n for n in (*STAND_INS.get(name.split("_")[0], ()), "gemm_bf16") if n in known and n != name)
 
 
 @dataclass(frozen=True)
@@ -44,18 +54,24 @@ class Machine:
     terms: Mapping[str, Array]  # the engine's, in seconds where they are times (specsim/data/*.yaml defines them)
     terms_source: str
     experts_overlap: Array
-    stand_ins: dict[str, str] = field(default_factory=dict, compare=False)  # class used -> class it stands in for
+    samples: int = 0
+    seed: int = 0
+    stood_in: dict[str, tuple[str, Rate]] = field(
+        default_factory=dict, compare=False
+    )  # by class: what stands in for it
 
     def rate(self, name: str) -> Rate:
-        """The class, or what stands in for it (noted in `stand_ins`)."""
+        """The class, or what stands in for it, less certain (noted in `stood_in`)."""
         if name in self.rates:
             return self.rates[name]
-        for other in (*STAND_INS.get(name.split("_")[0], ()), "gemm_bf16"):
-            if other in self.rates:
-                self.stand_ins[name] = other
-                found = self.rates[other]
-                return Rate(found.fixed_s, found.bytes_per_s, found.flops_per_s, "assumed")
-        raise AssertionError("a profile always has gemm_bf16")
+        if name not in self.stood_in:
+            other = stand_in(name, self.rates)
+            found = self.rates[other]
+            rng = np.random.default_rng((self.seed, crc32(name.encode())))
+            fixed, bandwidth = (_factor(rng, self.samples, s) for s in (STAND_IN_FIXED, STAND_IN_BANDWIDTH))
+            wider = Rate(found.fixed_s * fixed, found.bytes_per_s * bandwidth, found.flops_per_s * bandwidth, "assumed")
+            self.stood_in[name] = other, wider
+        return self.stood_in[name][1]
 
     def curve(self, preference: tuple[str, ...], ranks: int, mode: str) -> Curve:
         """The first implementation of `preference` that is known for `ranks` and `mode`; see `nearest_curve`."""
@@ -71,6 +87,11 @@ class Machine:
             hidden = operator.calls * lift(self.rate(operator.behind).fixed_s, n)
             return np.asarray(np.maximum(operator_seconds(-hidden, moving, computing), 0.0))
         return operator_seconds(operator.calls * lift(rate.fixed_s, n), moving, computing)
+
+
+def _factor(rng: np.random.Generator, samples: int, spread: float) -> Array:
+    """Log-normal factors, the first 1; a scalar 1 without samples."""
+    return np.exp(np.concatenate([[0.0], spread * rng.standard_normal(samples)])) if samples else np.ones(())
 
 
 def total(linear: Linear, load: Load, features: dict[Feature, Array]) -> Array:
@@ -158,6 +179,8 @@ def build(profile: Profile, engine: Engine, *, samples: int = 0, seed: int = 0) 
         launch_source=launch.source.kind,
         terms=terms,
         terms_source="assumed" if fitted is None else fitted.source.kind,
+        samples=samples,
+        seed=seed,
         experts_overlap=np.concatenate([[0.0], np.abs(rng.normal(0.0, 0.12, samples))]) if samples else np.zeros(()),
     )
 

@@ -245,8 +245,8 @@ def _warnings(s: Scenario, machine: Machine, need: Memory) -> list[str]:
     if s.profile.cpu:
         out.append(f"profile {s.profile.name} was made without a GPU: its times say nothing about one")
     out += [f"{s.profile.name}: {text}" for text in s.profile.caveats]
-    for wanted, used in machine.stand_ins.items():
-        out.append(f"{s.profile.name} has no {wanted}: {used} stands in")
+    for wanted, (used, _) in machine.stood_in.items():
+        out.append(f"{s.profile.name} has no {wanted}: {used} stands in, with a wider interval")
     if not need.fits:
         out.append(
             f"does not fit: {need.weights / 1e9:.1f} GB of weights and {need.kv / 1e9:.1f} GB of KV cache a GPU of "
