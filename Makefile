@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 TORCH ?= torch==2.13.0
+RAY ?= ray==2.60.0
 BIN := $(VENV)/bin
 PIP = $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint requirements-ci.txt
 
@@ -60,9 +61,11 @@ $(VENV)/dev.stamp: $(REQUIREMENTS) | $(BIN)/python
 	$(PIP) --editable '.[dev]'
 	@touch $@ $(VENV)/base.stamp
 
-# The tests of calibration run on the CPU build of torch; TORCH= leaves torch out, and those tests then say so and skip.
+# The tests of calibration run on the CPU build of torch, and one test on Ray. TORCH= and RAY= leave them out, as does a
+# platform without a wheel of Ray; those tests then say so and skip.
 $(VENV)/test.stamp: $(VENV)/dev.stamp
 	$(if $(TORCH),$(PIP) '$(TORCH)' || $(BIN)/python -m pip install -qq torch)
+	$(if $(RAY),$(PIP) '$(RAY)' || echo 'no $(RAY) for this platform: its test skips')
 	@touch $@
 
 $(VENV)/docs.stamp: $(REQUIREMENTS) | $(BIN)/python

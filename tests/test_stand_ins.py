@@ -1,0 +1,74 @@
+"""Classes that a profile lacks: what stands in for them, and how much less certain it is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import log, sqrt
+
+import numpy as np
+import pytest
+from builders import dense, profile, quiet, scenario
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specsim.engines import load_engine
+from specsim.machine import STAND_IN_BANDWIDTH, STAND_IN_FIXED, STAND_INS, build, stand_in
+from specsim.models import Format
+from specsim.prediction import predict
+from specsim.profiles import OperatorRate, list_profiles, load_profile
+
+FOUND = ("measured", "fitted", "published")
+
+
+def test_the_spread_is_that_of_the_shipped_profiles() -> None:
+    """Root mean square of ln(class / what would stand in for it), over the classes that were measured, each pair once."""
+    fixed: dict[tuple[float, float], float] = {}
+    bandwidth: dict[tuple[float, float], float] = {}
+    for name in list_profiles():
+        found = {n: r for n, r in load_profile(name).operators.items() if r.source.kind in FOUND}
+        for wanted, rate in found.items():
+            if wanted.split("_")[0] in STAND_INS and wanted != "gemm_bf16":
+                other: OperatorRate = found[stand_in(wanted, found)]
+                fixed[rate.fixed_us, other.fixed_us] = log(rate.fixed_us / other.fixed_us)
+                pair = rate.bandwidth_gb_s, other.bandwidth_gb_s
+                bandwidth[pair] = log(pair[0] / pair[1])
+    assert len(fixed) > 20
+    assert sqrt(np.mean(np.square(list(fixed.values())))) == pytest.approx(STAND_IN_FIXED, abs=0.06)
+    assert sqrt(np.mean(np.square(list(bandwidth.values())))) == pytest.approx(STAND_IN_BANDWIDTH, abs=0.06)
+
+
+@given(st.sets(st.sampled_from(["moe_bf16", "moe_fp8", "attention_mla", "tiny", "norm"])))
+def test_something_always_stands_in(known: set[str]) -> None:
+    for wanted in ("gemm_int4", "moe_nvfp4", "attention_sparse", "router", "norm", "unheard_of"):
+        assert stand_in(wanted, {*known, "gemm_bf16"}) in {*known, "gemm_bf16"} - {wanted}
+    assert stand_in("router", {"norm", "tiny", "gemm_bf16"}) == "norm"
+
+
+def test_samples_of_a_stand_in_spread_by_as_much() -> None:
+    """ln of 20,000 samples: the variance of the class itself (0.1^2 each) and 0.6^2 or 0.28^2 add up; the first is the
+    profile's own value; a class asked for twice has one set of samples, and two stand-ins have two."""
+    machine = build(profile(), load_engine("sglang"), samples=20_000, seed=3)
+    known, found = machine.rate("moe_bf16"), machine.rate("moe_fp8")
+    assert machine.stood_in["moe_fp8"][0] == "moe_bf16"
+    assert (found.fixed_s[0], found.bytes_per_s[0], found.source) == (known.fixed_s[0], known.bytes_per_s[0], "assumed")
+    assert np.log(found.fixed_s[1:]).std() == pytest.approx(sqrt(0.1**2 + STAND_IN_FIXED**2), rel=0.02)
+    assert np.log(found.bytes_per_s[1:]).std() == pytest.approx(sqrt(0.1**2 + STAND_IN_BANDWIDTH**2), rel=0.02)
+    assert machine.rate("moe_fp8") is found
+    assert not np.allclose(machine.rate("moe_mxfp4").fixed_s, found.fixed_s)
+    again = build(profile(), load_engine("sglang"), samples=20_000, seed=3)
+    assert np.array_equal(again.rate("moe_fp8").fixed_s, found.fixed_s)
+    assert build(profile(), load_engine("sglang")).rate("moe_fp8").fixed_s.shape == ()
+
+
+def test_a_prediction_with_a_stand_in_has_the_same_value_and_a_wider_interval() -> None:
+    """A dense model in fp8 on a box that has no fp8 GEMM, and on one whose fp8 GEMM is known to be as bf16's."""
+    box = profile()
+    fp8 = Format("fp8", 8)
+    layer = dense(1).layers[0][0]
+    mixer, ffn = (tuple(replace(p, format=fp8) for p in part) for part in (layer.mixer, layer.ffn))
+    model = replace(dense(), layers=((replace(layer, mixer=mixer, ffn=ffn), 4),))
+    known = box.model_copy(update={"operators": {**box.operators, "gemm_fp8": box.operators["gemm_bf16"]}})
+    without, with_ = (predict(scenario(model, box=b, engine=quiet())) for b in (box, known))
+    assert without.decode_ms.value == pytest.approx(with_.decode_ms.value, rel=1e-12)
+    assert without.decode_ms.high - without.decode_ms.low > 1.5 * (with_.decode_ms.high - with_.decode_ms.low)
+    assert any("no gemm_fp8: gemm_bf16 stands in" in w for w in without.warnings)
