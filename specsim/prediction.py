@@ -157,7 +157,7 @@ def predict(s: Scenario, *, samples: int = SAMPLES, seed: int = 0, machine: Mach
     if max(s.batch.size, s.context.size, s.draft_tokens.size) > 1:
         raise InputError("several values where one is needed", where="predict", mend="use sweep for lists")
     made = machine_of(s, samples=samples, seed=seed) if machine is None else machine
-    machine = replace(made, stand_ins={})  # those of this scenario alone
+    machine = replace(made, stood_in={})  # those of this scenario alone
     c = evaluate(s, machine)
     batch = float(s.batch.reshape(-1)[0])
     need = memory(s)
