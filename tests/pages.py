@@ -71,7 +71,15 @@ class Shown:
 
     @property
     def words(self) -> list[str]:
-        return shlex.split(self.line, comments=True)[1:]
+        """The arguments, without "> FILE"."""
+        words = shlex.split(self.line, comments=True)[1:]
+        return words[:-2] if self.target else words
+
+    @property
+    def target(self) -> str | None:
+        """The file that the output goes to, where the line ends with "> FILE"."""
+        words = shlex.split(self.line, comments=True)
+        return words[-1] if words[-2] == ">" else None
 
     @property
     def runs(self) -> bool:
@@ -110,17 +118,14 @@ def commands(fence: Fence) -> list[Shown]:
 
 def run(shown: Shown) -> Result:
     """Run a command in this process; `> FILE` at its end takes the output."""
-    words, target = shown.words, None
-    if ">" in words:
-        words, target = words[: words.index(">")], words[-1]
     out, err, code = io.StringIO(), io.StringIO(), 0
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
-            main(words)
+            main(shown.words)
         except SystemExit as stop:
             code = int(stop.code or 0)
-    if target:
-        Path(target).write_text(out.getvalue(), encoding="utf-8")
+    if shown.target:
+        Path(shown.target).write_text(out.getvalue(), encoding="utf-8")
     return Result(code, out.getvalue() + (err.getvalue() if code else ""), err.getvalue())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from pathlib import Path
@@ -102,3 +103,16 @@ def test_examples_of_help_can_be_read(tmp_path: Path, monkeypatch: pytest.Monkey
     fence = fences(ROOT / "README.md")[0]
     for line in examples:
         parse(Shown(line, fence))
+
+
+def test_fields_of_json_documents_are_those_printed() -> None:
+    """Each section of reference/json.md lists the fields of the document that its command writes, and no others."""
+    page = ROOT / "docs" / "reference" / "json.md"
+    with folder(page):
+        for shown in steps(page):
+            assert not run(shown).code
+        for section in re.split(r"^## ", page.read_text(encoding="utf-8"), flags=re.MULTILINE):
+            if written := re.search(r"> (\w+\.json)$", section, re.MULTILINE):
+                rows = re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
+                listed = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+                assert sorted(listed) == sorted(json.loads(Path(written[1]).read_text())), written[1]

@@ -1,0 +1,47 @@
+"""What mkdocs does for this site beyond its plugins: formulas as MathML, and `--help` of every command as a page.
+
+Both are made while building, so the site needs no script and no request for them.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import click
+from latex2mathml.converter import convert
+
+from specsim.cli import group
+
+
+def _formula(source: str, *_: Any, **__: Any) -> str:
+    """A ```math fence as MathML, one formula a line; browsers render it without a script."""
+    lines = [convert(line, display="block") for line in source.splitlines() if line.strip()]
+    return '<div class="formula">' + "".join(lines) + "</div>"
+
+
+def on_config(config: Any) -> Any:
+    fences = config.mdx_configs.setdefault("pymdownx.superfences", {}).setdefault("custom_fences", [])
+    fences.append({"name": "math", "class": "formula", "format": _formula})
+    return config
+
+
+def _help(name: str, command: click.Command, parent: click.Context, depth: int) -> str:
+    context = click.Context(command, info_name=name, parent=parent)
+    text = f"{'#' * depth} {context.command_path}\n\n```text\n{command.get_help(context)}\n```\n\n"
+    if isinstance(command, click.Group):
+        text += _helps(command, context, depth + 1)
+    return text
+
+
+def _helps(of: click.Group, context: click.Context, depth: int) -> str:
+    found = [(name, of.get_command(context, name)) for name in of.list_commands(context)]
+    return "".join(_help(name, command, context, depth) for name, command in found if command is not None)
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """In reference/commands.md, the line `::: help` becomes the help of every command."""
+    if page.file.src_uri != "reference/commands.md":
+        return markdown
+    every = _helps(group, click.Context(group, info_name="specsim"), 2)
+    return re.sub(r"^::: help$", lambda _: every, markdown, flags=re.MULTILINE)
