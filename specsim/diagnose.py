@@ -19,6 +19,7 @@ from specsim.errors import InputError
 from specsim.experiments import LEAST_BITS, Appraisal, Experiment, Uninformative, appraise, candidates, uninformative
 from specsim.hypotheses import BY_ID, Fault
 from specsim.memory import memory
+from specsim.pages import Shown
 from specsim.posterior import Posterior, posterior, spread, weigh
 from specsim.prediction import machine_of
 from specsim.probes import Observation, Probe
@@ -56,11 +57,13 @@ class Hypothesis:
     prior: float
 
 
-@dataclass(frozen=True)
-class Diagnosis:
+@dataclass(frozen=True, repr=False)
+class Diagnosis(Shown):
     """The answer. `separable`: whether one explanation leads clearly and fits. `facts`: what the given files say by
     themselves. `misfits`: why the observations cannot be right, or that nothing explains a step time; weights then only
     say what is nearest. `ungraphed`: said where plain decoding is as slow as it would be without graphs. `expected_verify_ms`: of a healthy box that decodes as fast as observed."""
+
+    page_from = "specsim.diagnose_text"
 
     scenario: Scenario | None
     observations: tuple[Observation, ...]

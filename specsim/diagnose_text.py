@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,12 +12,11 @@ from specsim.evidence import NOTHING
 from specsim.experiments import Appraisal
 from specsim.forward import build as build_pass
 from specsim.hypotheses import BY_ID
+from specsim.pages import Grid, Line, Page, grid
 from specsim.probes import Probe
 from specsim.quantities import Quantity
 from specsim.remedies import MENDS, Remedy
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from specsim.scenarios import Scenario
 
 SHOWN = 6  # explanations in the tables
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six")
@@ -250,50 +248,65 @@ def gains(d: Diagnosis) -> list[str]:
     return out
 
 
-def page(d: Diagnosis) -> Iterator[tuple[str, str]]:
-    """Paragraphs as (text, style)."""
+def page(d: Diagnosis) -> Page:
+    """The diagnosis as people see it."""
+    if d.scenario is not None:
+        yield Line(_headline(d.scenario), "title")
+        yield Line()
+    yield from paragraphs(d)
+    yield Line()
+    yield _hypotheses(d)
+    if d.experiments:
+        yield Line()
+        yield _experiments(d)
+    yield Line()
+    yield Line("tests that cannot help", "faint")
+    yield from (Line(f"  {text}") for text in why_not(d))
+    if d.remedies:
+        yield Line()
+        yield _remedies(d)
+    for warning in d.warnings:
+        if warning not in (*d.misfits, d.ungraphed):
+            yield Line(f"note: {warning}", "warning")
+
+
+def _headline(s: Scenario) -> str:
+    draft = f" + {s.draft.name}" if s.draft is not None else ""
+    d = "" if s.method == "none" else f", {s.method} with {s.draft_tokens.max():g} draft tokens"
+    return f"{s.model.name}{draft} on {s.profile.name}, {s.engine.name} {s.engine.version}, TP {s.parallel.tp}, batch {s.batch.max():g}{d}"
+
+
+def paragraphs(d: Diagnosis) -> Iterator[Line]:
+    """The answer in words: what was measured, the likeliest explanation, the next test, what a remedy would give."""
     for fact in d.facts:
-        yield fact, ""
+        yield Line(fact)
     for text in (situation(d), baseline(d), breakeven(d), pays(d)):
         if text:
-            yield text, ""
+            yield Line(text)
     for text in d.misfits:
-        yield f"{text[0].upper()}{text[1:]}", "yellow"
-    yield verdict(d), "bold"
-    yield next_test(d), ""
+        yield Line(f"{text[0].upper()}{text[1:]}", "warning")
+    yield Line(verdict(d), "verdict")
+    yield Line(next_test(d))
     if d.experiments and d.experiments[0].bits >= FEW_BITS:
-        yield f"  {d.experiments[0].experiment.command}", "cyan"
-        yield f"  then again with {d.experiments[0].experiment.tell}", "dim"
+        yield Line(f"  {d.experiments[0].experiment.command}", "command")
+        yield Line(f"  then again with {d.experiments[0].experiment.tell}", "faint")
     for text in [] if d.misfits else gains(d)[:GAINS]:
-        yield text, ""
+        yield Line(text)
     for u in d.uninformative[:1]:
-        yield f"Cannot help: {u.id}. {u.why[0].upper()}{u.why[1:]}.", ""
+        yield Line(f"Cannot help: {u.id}. {u.why[0].upper()}{u.why[1:]}.")
 
 
-def _table(columns: list[tuple[str, str]], title: str) -> Table:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="dim", title=title, title_justify="left")
-    for name, justify in columns:
-        table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
-    return table
-
-
-def _cell(q: Quantity | None) -> str:
-    return "" if q is None else f"{q} ({q.interval})"
-
-
-def hypotheses_table(d: Diagnosis) -> Table:
+def _hypotheses(d: Diagnosis) -> Grid:
     """Explanations by weight, with the decode and verify that they predict."""
     priced = d.scenario is not None
-    times = [("decode ms", "right"), ("verify ms", "right")] if priced else []
-    table = _table([("weight", "right"), ("explanation", "left"), ("", "left"), *times], "explanations")
+    shown = []
     for h in d.hypotheses[:SHOWN]:
-        cells = [_short(h.decode_ms), _short(h.verify_ms)] if priced else []
-        table.add_row(_percent(h.weight), h.fault.id, name(d, h), *cells)
+        cells = (_short(h.decode_ms), _short(h.verify_ms)) if priced else ()
+        shown.append((_percent(h.weight), h.fault.id, name(d, h), *cells))
     rest = d.hypotheses[SHOWN:]
-    table.add_row(_percent(sum(h.weight for h in rest)), "others", ", ".join(h.fault.id for h in rest))
-    return table
+    shown.append((_percent(sum(h.weight for h in rest)), "others", ", ".join(h.fault.id for h in rest)))
+    times = (">decode ms", ">verify ms") if priced else ()
+    return grid((">weight", "explanation", "~", *times), shown, "explanations", keys=2)
 
 
 def _percent(w: float) -> str:
@@ -304,31 +317,30 @@ def _short(q: Quantity | None) -> str:
     return "" if q is None else str(q)
 
 
-def experiments_table(d: Diagnosis) -> Table:
+def _experiments(d: Diagnosis) -> Grid:
     """Tests by worth, with what the two likeliest explanations predict."""
     named = [h for h in d.hypotheses[:2] if h.weight >= 0.01] or list(d.hypotheses[:2])
-    table = _table(
-        [("test", "left"), ("bits", "right"), ("minutes", "right"), ("gives", "left"), *((h.fault.id, "right") for h in named)],
-        "tests that help, the best first",
-    )  # fmt: skip
+    shown = []
     for a in d.experiments:
         for i, (p, q) in enumerate(zip(a.experiment.probes, a.predictions, strict=True)):
             head = (a.experiment.id, f"{a.bits:.2f}", f"{a.experiment.minutes:g}") if i == 0 else ("", "", "")
-            cells = [_outcome(p.binary, q[h.fault.id]) for h in named]
-            table.add_row(*head, f"{label(p)}{f', {p.unit}' if p.unit else ''}", *cells)
-    return table
+            cells = (_outcome(p.binary, q[h.fault.id]) for h in named)
+            shown.append((*head, f"{label(p)}{f', {p.unit}' if p.unit else ''}", *cells))
+    heads = ("test", ">bits", ">min", "~gives", *(f">{h.fault.id}" for h in named))
+    return grid(heads, shown, "tests that help, the best first")
 
 
 def _outcome(binary: bool, q: Quantity) -> str:
     return ("yes" if q.value > 0.5 else "no") if binary else str(q)
 
 
-def remedies_table(d: Diagnosis) -> Table:
-    """Remedies with their gain if right, and over all explanations."""
-    table = _table([("remedy", "left"), ("for", "left"), ("chance", "right"), ("gain if right", "right"), ("", "left")], "remedies")  # fmt: skip
-    for r in d.remedies:
-        table.add_row(r.id, ", ".join(r.helps) or "any", _percent(r.chance), _gain(r), r.what)
-    return table
+def _remedies(d: Diagnosis) -> Grid:
+    """Remedies, the explanations they are for, and their gain if one of those is right."""
+    shown = [
+        (r.id, r.what + (f" (for {', '.join(r.helps)})" if r.helps else ""), _percent(r.chance), _gain(r))
+        for r in d.remedies
+    ]
+    return grid(("remedy", "~", ">chance", ">gain if right"), shown, "remedies")
 
 
 def _gain(r: Remedy) -> str:

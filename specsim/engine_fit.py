@@ -22,6 +22,7 @@ from specsim.cycle import evaluate
 from specsim.engines import Engine
 from specsim.errors import InputError, did_you_mean
 from specsim.machine import Machine, lift
+from specsim.pages import Shown
 from specsim.prediction import machine_of
 from specsim.profiles import EngineTerms, Profile, Source
 from specsim.records import Correction, Point, Record
@@ -125,13 +126,15 @@ class Term:
     share: float
 
 
-@dataclass(frozen=True)
-class Fit:
+@dataclass(frozen=True, repr=False)
+class Fit(Shown):
     """Fitted terms, what was left at its prior and why, and errors of the observations before and after.
 
     `correlations` follows the order of `terms`. `noise`: by how much residuals exceed the stated errors (at least 1),
     which the errors include. `spread`: one relative uncertainty of all terms that gives times the spread of the fit.
     """
+
+    page_from = "specsim.fit_text"
 
     engine: str
     terms: tuple[Term, ...]

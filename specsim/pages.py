@@ -19,7 +19,7 @@ Style = Literal["", "title", "verdict", "faint", "warning", "alarm", "command"]
 WIDTH = 80  # where there is no terminal
 READABLE = 100  # columns that a line of prose takes at most
 GAP = "  "
-PROSE = 24  # columns that a prose cell is given before others move to a table below
+PROSE = 20  # columns that a prose cell is given before others move to a table below
 
 ANSI = {"title": "1", "verdict": "1", "faint": "2", "warning": "33", "alarm": "1;31", "command": "36"}
 TAGS = {

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -16,14 +16,12 @@ import specsim.load_replay as load_replay
 from specsim.configs import load_config
 from specsim.errors import InputError, WorkError
 from specsim.files import read_json
+from specsim.pages import Shown
 from specsim.prediction import Prediction, machine_of, predict
 from specsim.profiles import Profile
 from specsim.records import Correction, LoadRun, Point, Record
 from specsim.routing import parse as parse_routing
 from specsim.scenarios import Scenario, of_record
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 SCHEMA = "specsim.validation/1"
 STEPS = ("decode", "draft", "verify", "extend", "host", "cycle", "tokens_per_s", "break_even")  # at a fixed batch
@@ -67,9 +65,11 @@ class Pair:
         return self.low <= self.observed <= self.high
 
 
-@dataclass(frozen=True)
-class Result:
+@dataclass(frozen=True, repr=False)
+class Result(Shown):
     """All pairs, worst first, and what was left out and why."""
+
+    page_from = "specsim.replay_text"
 
     pairs: tuple[Pair, ...]
     skipped: tuple[str, ...] = ()
@@ -345,38 +345,6 @@ def run(
         why = [*unknown, *skipped, "nothing was observed"]
         raise InputError(f"no point could be predicted; {why[0]}", where=str(path))
     return Result(tuple(pairs), (*left_out, *skipped))
-
-
-def show(result: Result, console: Console, rows: int = 20) -> None:
-    """Print the summary and the worst pairs."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(title="Predicted against observed", title_justify="left", box=box.SIMPLE)
-    for name in ("phase", "n", "median error", "worst", "in 80 % interval"):
-        table.add_column(name, justify="left" if name == "phase" else "right")
-    for phase, s in result.summary().items():
-        figures = (f"{s['median_abs_error']:.1%}", f"{s['worst_error']:+.1%}", f"{s['interval_coverage']:.0%}")
-        table.add_row(phase, str(s["n"]), *figures)
-    console.print(table)
-    worst = Table(title="Worst first", title_justify="left", box=box.SIMPLE, padding=(0, 1, 0, 0))
-    worst.add_column("record", min_width=18, overflow="fold")  # the keys stay whole or folded at any width
-    worst.add_column("phase", no_wrap=True)
-    for name in ("batch, context", "observed", "predicted", "80 % interval", "error"):
-        worst.add_column(name, justify="right", overflow="fold", no_wrap=name in ("observed", "predicted", "error"))
-    for p in result.pairs[:rows]:
-        interval = f"{_short(p.low)}..{_short(p.high)}"
-        cells = (p.record, p.phase, f"{p.batch}, {p.context}", _short(p.observed), _short(p.predicted), interval)
-        worst.add_row(*cells, f"{p.error:+.1%}{' ' if p.covered else '*'}")
-    console.print(worst)
-    more = f"{len(result.pairs) - rows} more pairs: --json lists all. " if len(result.pairs) > rows else ""
-    console.print(
-        f"{more}Times in ms, throughput in tokens a second, break_even in tokens a cycle. * observed outside the interval."
-    )
-
-
-def _short(x: float) -> str:
-    return f"{x:,.0f}" if abs(x) >= 1000 else f"{x:.4g}"
 
 
 def plot(result: Result, path: Path) -> None:

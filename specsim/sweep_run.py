@@ -18,6 +18,7 @@ from typing import Any
 from specsim import fanout
 from specsim.errors import InputError, WorkError
 from specsim.files import write_atomically
+from specsim.pages import Shown
 from specsim.sweep import MOST_CASES, Case, Digest, Spec, Task, built, digest, front, shown, tasks_of
 from specsim.sweep_rows import check_target, join_parts, records, write_part
 
@@ -26,9 +27,11 @@ LISTED = 2000  # rows that the JSON document holds at most
 Progress = Callable[[int, int], None]
 
 
-@dataclass(frozen=True)
-class Result:
+@dataclass(frozen=True, repr=False)
+class Result(Shown):
     """What came out of a sweep: the digest of all its parts, and rows where they are few."""
+
+    page_from = "specsim.sweep_text"
 
     spec: Spec
     cases: dict[int, Case]

@@ -22,12 +22,12 @@ READING_ORDER = """
     acceptance scenarios cycle memory prediction text
     chart_style chart_predict chart_sweep chart_plan chart_runs chart_causes chart_hardware charts
     workload simulation_costs simulation_reference metrics simulation_kernel simulation
-    load_replay replay engine_fit nccl_tests link_tests importers
+    load_replay replay replay_text engine_fit fit_text nccl_tests link_tests importers
     fitting tables derive calibrate
     observe_read observe_checks observe_serving observe_sglang observe_vllm observe_llama
-    observe_bench observe_metrics observe_trace observations
+    observe_bench observe_metrics observe_trace observations record_text
     live kernels server measure streams load setups validate
-    fanout ranges sweep sweep_rows sweep_run sweep_plot steady plan policy trace_stats
+    fanout ranges sweep sweep_rows sweep_run sweep_text sweep_plot steady plan policy trace_stats
     hypotheses probes evidence posterior experiments remedies diagnose diagnose_text
 """.split()  # noqa: SIM905
 

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specsim.commands.common import console, json_option, note, print_json
+from specsim.commands.common import Meter, json_option, note, print_json, show
+from specsim.pages import Line, Page, grid
 
 if TYPE_CHECKING:
     from specsim.calibrate import Result
-    from specsim.calibration.session import Outcome, Plan, Progress
+    from specsim.calibration.session import Outcome, Plan
     from specsim.profiles import Profile
     from specsim.records import Record
 
@@ -111,15 +112,16 @@ def command(**options: Any) -> None:
     session.prepare(plan, resume=options["resume"])
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: the workers go first
     started = time.monotonic()
-    meter = _Meter()
-    try:
-        outcome = session.run(plan, meter.report, meter.trouble)
-    except KeyboardInterrupt:
-        meter.close()
-        note("interrupted before anything was measured")
-        sys.exit(130)
-    finally:
-        meter.close()
+    with Meter("calibrate") as meter:
+        try:
+            outcome = session.run(
+                plan,
+                lambda p: meter(p.done, p.total, f"{p.done} of {p.total} measured, {p.now}", p.left_s),
+                lambda text: meter.note(f"warning: {text}"),
+            )
+        except KeyboardInterrupt:
+            meter.note("interrupted before anything was measured")
+            sys.exit(130)
     if plan.node == 0:
         _finish(plan, name, outcome, options, time.monotonic() - started)
     if outcome.interrupted:
@@ -244,7 +246,7 @@ def _write(result: Result, target: Path, options: dict[str, Any], seconds: float
     for warning in result.warnings:
         note(f"warning: {warning}")
     if not options["as_json"]:
-        _show(result, target, record, seconds)
+        show(_page(result, target, record, seconds))
         return
     profile, samples = result.profile, result.record.samples
     document: dict[str, Any] = {
@@ -266,84 +268,32 @@ def _command_line() -> str:
     return "specsim " + " ".join(sys.argv[1:]) if sys.argv[1:2] == ["calibrate"] else "specsim calibrate"
 
 
-def _show(result: Result, target: Path, record: Path, seconds: float) -> None:
-    from rich.table import Table
-
-    out, profile = console(), result.profile
-    table = Table(
-        title=f"{profile.name}: seconds = fixed + ((bytes / bandwidth)^3 + (flops / peak)^3)^(1/3)",
-        title_justify="left",
-    )
-    for column in ("class", "fixed us", "GB/s", "TFLOP/s", "+-", "from"):
-        table.add_column(column, justify="left" if column in ("class", "from") else "right")
-    for name, rate in profile.operators.items():
-        peak = f"{rate.peak_tflops:.0f}" if rate.peak_tflops else ""
-        table.add_row(
-            name,
-            f"{rate.fixed_us:.2f}",
-            f"{rate.bandwidth_gb_s:.0f}",
-            peak,
-            f"{rate.relative_uncertainty:.0%}",
-            rate.note or rate.source.kind,
-        )
-    out.print(table)
+def _page(result: Result, target: Path, record: Path, seconds: float) -> Page:
+    profile = result.profile
+    yield Line(f"{profile.name}: seconds = fixed + ((bytes / bandwidth)^3 + (flops / peak)^3)^(1/3)", "title")
+    rates = [
+        (name, f"{r.fixed_us:.2f}", f"{r.bandwidth_gb_s:.0f}", f"{r.peak_tflops:.0f}" if r.peak_tflops else "", f"{r.relative_uncertainty:.0%}", r.note or r.source.kind)
+        for name, r in profile.operators.items()
+    ]  # fmt: skip
+    yield grid(("class", ">fixed us", ">GB/s", ">TFLOP/s", ">+-", "~from"), rates)
     if profile.allreduce:
-        curves = Table(title="all-reduce, us", title_justify="left")
-        for column in ("kernel", "ranks", "mode", "4 KB", "16 KB", "64 KB", "256 KB", "1 MB"):
-            curves.add_column(column, justify="left" if column in ("kernel", "mode") else "right")
+        curves = []
         for c in profile.allreduce:
             at = dict(zip(c.bytes, c.latency_us, strict=True))
-            cells = [f"{at[1024 * k]:.1f}" if 1024 * k in at else "" for k in (4, 16, 64, 256, 1024)]
-            curves.add_row(c.implementation, str(c.ranks), c.mode, *cells)
-        out.print(curves)
+            cells = (f"{at[1024 * k]:.1f}" if 1024 * k in at else "" for k in (4, 16, 64, 256, 1024))
+            curves.append((c.implementation, str(c.ranks), c.mode, *cells))
+        yield Line()
+        heads = ("all-reduce, us", ">ranks", "mode", ">4 KB", ">16 KB", ">64 KB", ">256 KB", ">1 MB")
+        yield grid(heads, curves, keys=3)
+    yield Line()
     for name, entries in profile.samples["verify_layer_us"].items():
         middle = sorted(e["more_us"] for e in entries)[len(entries) // 2]
-        out.print(
-            f"{name}: 3 to 4 query rows add {middle:.1f} us a call (median); the engine term verify_layer_us is about this"
-        )
+        said = f"3 to 4 query rows add {middle:.1f} us a call (median); the engine term verify_layer_us is about this"
+        yield Line(f"{name}: {said}")
     launch = profile.launch
-    out.print(
-        f"launch: kernel {launch.kernel_us:.1f} us, collective {launch.collective_us:.1f} us, graph {launch.graph_us:.1f} us; {launch.note}"
+    times = (
+        f"kernel {launch.kernel_us:.1f} us, collective {launch.collective_us:.1f} us, graph {launch.graph_us:.1f} us"
     )
-    out.print(f"\nWrote {target} and {record.name} after {seconds:.0f} s.", soft_wrap=True)
-
-
-class _Meter:
-    """Progress on standard error: a bar on a terminal, else a line every ten seconds."""
-
-    def __init__(self) -> None:
-        self.bar: Any = None
-        self.task: Any = None
-        self.last = 0.0
-        if sys.stderr.isatty():
-            from rich.console import Console
-            from rich.progress import BarColumn, Progress, TextColumn
-
-            columns = (
-                BarColumn(30),
-                TextColumn("{task.completed}/{task.total}"),
-                TextColumn("{task.fields[left]}"),
-                TextColumn("{task.description}"),
-            )
-            self.bar = Progress(*columns, console=Console(stderr=True), transient=True)
-            self.bar.start()
-            self.task = self.bar.add_task("starting", total=None, left="")
-
-    def report(self, p: Progress) -> None:
-        left = f"about {max(1, round(p.left_s))} s left"
-        if self.bar is not None:
-            self.bar.update(self.task, completed=p.done, total=p.total or None, description=p.now, left=left)
-        elif p.elapsed_s - self.last >= 10:
-            self.last = p.elapsed_s
-            note(f"{p.elapsed_s:4.0f} s  {p.done}/{p.total} measured, {left}; {p.now}")
-
-    def trouble(self, text: str) -> None:
-        if self.bar is not None:
-            self.bar.console.print(f"warning: {text}", highlight=False, markup=False)
-        else:
-            note(f"warning: {text}")
-
-    def close(self) -> None:
-        if self.bar is not None:
-            self.bar.stop()
-            self.bar = None
+    yield Line(f"launch: {times}; {launch.note}")
+    yield Line()
+    yield Line(f"Wrote {target} and {record.name} after {seconds:.0f} s.", "verdict")

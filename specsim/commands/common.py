@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from specsim.pages import Page
+
+REDRAWN_S, SAID_S = 0.1, 5.0  # how often progress is shown on a terminal, and elsewhere
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on standard output.")
 
@@ -41,6 +44,61 @@ def show(page: Page) -> None:
 def colours() -> bool:
     """Whether a terminal gets colours (https://no-color.org)."""
     return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+class Meter:
+    """How far a long piece of work is, on standard error: a line that is written over on a terminal, else one every five
+    seconds. Nothing in the first second. Call it with what is done and what there is; use it as a context manager."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self.over = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        self.started = time.monotonic()
+        self.last = self.started - (REDRAWN_S - 1 if self.over else 0)
+        self.drawn = False
+
+    def __enter__(self) -> Meter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.wipe()
+
+    def __call__(self, done: float, total: float, now: str = "", left_s: float | None = None) -> None:
+        """`now`: what runs at present. `left_s`: seconds to come, where they are known better than by proportion."""
+        time_now = time.monotonic()
+        if time_now - self.started < 1 or time_now - self.last < (REDRAWN_S if self.over else SAID_S):
+            return
+        self.last = time_now
+        share = min(1.0, done / total) if total else 0.0
+        if left_s is None and share:
+            left_s = (time_now - self.started) * (1 - share) / share
+        left = "" if left_s is None else f", about {_duration(left_s)} left"
+        line = f"{self.what}: {share:.0%}{left}{f'; {now}' if now else ''}"
+        if not self.over:
+            note(line)
+            return
+        bar = f"[{'#' * round(20 * share):20}] "
+        sys.stderr.write(f"\r\x1b[K{(bar + line)[: shutil.get_terminal_size().columns - 1]}")
+        sys.stderr.flush()
+        self.drawn = True
+
+    def note(self, text: str) -> None:
+        """A line that stays, above the progress."""
+        self.wipe()
+        note(text)
+
+    def wipe(self) -> None:
+        """Take the line away."""
+        if self.drawn:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+            self.drawn = False
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 100:
+        return f"{max(1, round(seconds))} s"
+    return f"{round(seconds / 60)} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 def console() -> Console:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specsim.commands.common import console, json_option, note, print_json
+from specsim.commands.common import json_option, note, print_json, show
 from specsim.commands.scenario import COUNT, scenario_options
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def command(sources: tuple[str, ...], as_json: bool, plot_file: str | None, seed
         for warning in d.warnings:
             note(f"warning: {warning}")
         return
-    _show(d)
+    show(d.page())
 
 
 def _inputs(
@@ -290,34 +290,3 @@ def _plot(d: Diagnosis, path: Any) -> None:
         raise InputError("nothing to draw without a speculating scenario", where="--plot", mend="give --model and --hardware")  # fmt: skip
     plot(d, path)
     note(f"wrote {path}")
-
-
-def _show(d: Diagnosis) -> None:
-    from specsim.diagnose_text import experiments_table, hypotheses_table, page, remedies_table, why_not
-
-    out = console()
-    if d.scenario is not None:
-        out.print(_headline(d.scenario), soft_wrap=True, markup=False)
-        out.print()
-    for text, style in page(d):
-        out.print(text, style=style or None, soft_wrap=True, markup=False)
-    out.print()
-    out.print(hypotheses_table(d))
-    if d.experiments:
-        out.print()
-        out.print(experiments_table(d))
-    out.print()
-    out.print("tests that cannot help", style="italic")
-    for text in why_not(d):
-        out.print(f"  {text}", soft_wrap=True, markup=False)
-    if d.remedies:
-        out.print()
-        out.print(remedies_table(d))
-    for warning in (w for w in d.warnings if w not in (*d.misfits, d.ungraphed)):
-        out.print(f"note: {warning}", style="yellow", soft_wrap=True, markup=False)
-
-
-def _headline(s: Scenario) -> str:
-    draft = f" + {s.draft.name}" if s.draft is not None else ""
-    d = "" if s.method == "none" else f", {s.method} with {s.draft_tokens.max():g} draft tokens"
-    return f"{s.model.name}{draft} on {s.profile.name}, {s.engine.name} {s.engine.version}, TP {s.parallel.tp}, batch {s.batch.max():g}{d}"

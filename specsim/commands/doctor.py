@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
-from specsim.commands.common import console, json_option, print_json
+from specsim.commands.common import json_option, print_json, show
+from specsim.pages import Line, Page, Style
+
+if TYPE_CHECKING:
+    from specsim.calibration.health import Health
+
+STYLES: dict[str, Style] = {"error": "alarm", "warning": "warning"}
 
 
 @click.command()
@@ -26,18 +34,20 @@ def command(as_json: bool) -> None:
     if as_json:
         print_json(found.document())
     else:
-        out = console()
-        for name, count in _kinds(found.gpus).items():
-            out.print(f"{count} x {name}", soft_wrap=True, markup=False)
-        if found.topology:
-            links = ", ".join(f"{n} x {link}" for link, n in _count(found.topology.values()).items())
-            out.print(f"links: {links}", soft_wrap=True, markup=False)
-        for finding in found.findings:
-            out.print(f"{finding.level:8}{finding.line}", soft_wrap=True, markup=False)
-        if not any(f.level in ("error", "warning") for f in found.findings):
-            out.print("healthy: nothing that costs speed was found")
+        show(_page(found))
     if any(f.level == "error" for f in found.findings):
         sys.exit(1)
+
+
+def _page(found: Health) -> Page:
+    for name, count in _kinds(found.gpus).items():
+        yield Line(f"{count} x {name}", "title")
+    if found.topology:
+        yield Line("links: " + ", ".join(f"{n} x {link}" for link, n in _count(found.topology.values()).items()))
+    for finding in found.findings:
+        yield Line(f"{finding.level}: {finding.line}", STYLES.get(finding.level, ""))
+    if not any(f.level in ("error", "warning") for f in found.findings):
+        yield Line("healthy: nothing that costs speed was found")
 
 
 def _kinds(gpus: list[dict[str, str]]) -> dict[str, int]:

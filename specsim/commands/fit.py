@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from specsim.commands.common import console, json_option, note, print_json
+from specsim.commands.common import json_option, note, print_json, show
 from specsim.errors import InputError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
-    from specsim.engine_fit import Fit, HeldOut, Term
     from specsim.profiles import Profile
     from specsim.records import Record
 
@@ -70,7 +67,9 @@ def command(
     if as_json:
         print_json(engine_fit.document(fitted, held, [*left_out, *skipped]))
     else:
-        show(fitted, held)
+        from specsim.fit_text import page
+
+        show(page(fitted, held))
     if output is not None and base is not None:
         profile = engine_fit.with_terms(base, fitted, datetime.date.today().isoformat())
         write_atomically(output, dump_profile(profile))
@@ -87,62 +86,3 @@ def _base(records: list[Record], used: set[str], hardware: str | None) -> Profil
             f"the records name {len(own)} profiles ({', '.join(own)})", where="--output", mend="choose with --hardware"
         )
     return load_profile(hardware or own[0])
-
-
-def show(fitted: Fit, held: list[HeldOut]) -> None:
-    """Print a fit for people."""
-    out = console()
-    out.print(
-        f"{fitted.engine}: {len(fitted.terms)} terms fitted to {fitted.points} points of {len(fitted.records)} records"
-        + (f"; residuals {fitted.noise:.1f} times the stated errors" if fitted.noise > 1.05 else "")
-    )
-    out.print(_terms(fitted))
-    for name, why in fitted.left.items():
-        out.print(f"{name.removesuffix('_us')} stays at its prior: {why}", soft_wrap=True, markup=False)
-    if fitted.left:
-        out.print()
-    out.print(_errors(fitted, held))
-
-
-def _terms(fitted: Fit) -> Table:
-    table = _table("Engine terms, microseconds but eager_factor; +- one standard deviation")
-    for name in ("term", "prior", "fitted", "from records", "correlated with"):
-        table.add_column(name, justify="left" if name in ("term", "correlated with") else "right")
-    for place, t in enumerate(fitted.terms):
-        values = (_with_error(t.prior, t.prior_error), _with_error(t.value, t.error), f"{t.share:.0%}")
-        table.add_row(t.name.removesuffix("_us"), *values, _strongest(fitted.terms, fitted.correlations[place], place))
-    return table
-
-
-def _with_error(value: float, error: float) -> str:
-    from specsim.quantities import decimals
-
-    places = decimals(error)
-    return f"{value:,.{places}f} +- {error:,.{places}f}"
-
-
-def _strongest(terms: tuple[Term, ...], row: Any, place: int) -> str:
-    """Terms whose correlation with this one is beyond 0.3, strongest first."""
-    found = [(r, t.name.removesuffix("_us")) for i, (r, t) in enumerate(zip(row, terms, strict=True)) if i != place]
-    return ", ".join(f"{name} {r:+.2f}" for r, name in sorted(found, key=lambda f: -abs(f[0])) if abs(r) > 0.3)
-
-
-def _errors(fitted: Fit, held: list[HeldOut]) -> Table:
-    table = _table("Errors, prior terms and fitted ones; of held-out records with terms fitted without them")
-    for name in ("", "phase", "n", "median before", "after", "worst before", "after"):
-        table.add_column(name, justify="left" if name in ("", "phase") else "right")
-    groups = [("fitted", fitted.before, fitted.after)] + [(h.name, h.before, h.after) for h in held]
-    for name, before, after in groups:
-        for place, (phase, a) in enumerate(before.items()):
-            b = after[phase]
-            medians = (f"{a['median_abs_error']:.1%}", f"{b['median_abs_error']:.1%}")
-            worst = (f"{a['worst_error']:+.1%}", f"{b['worst_error']:+.1%}")
-            table.add_row("" if place else name, phase, f"{a['n']:.0f}", *medians, *worst)
-    return table
-
-
-def _table(title: str) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    return Table(title=title, title_justify="left", box=box.SIMPLE)

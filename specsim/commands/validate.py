@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from specsim.commands.common import json_option, note, print_json
+from specsim.commands.common import json_option, note, print_json, show
 from specsim.errors import InputError
 
 EPILOG = """\b
@@ -299,9 +299,7 @@ def _replay(options: dict[str, Any]) -> int:
     if options["as_json"]:
         print_json(result.document())
     else:
-        from specsim.commands.common import console
-
-        replay.show(result, console())
+        show(result.page())
     over = result.over(options["fail_over"])
     for line in over:
         note(line)

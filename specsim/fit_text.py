@@ -1,0 +1,58 @@
+"""A fit of engine terms for people: each term with its error, and what it makes of the observations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from specsim.engine_fit import Fit, HeldOut, Term
+from specsim.pages import Grid, Line, Page, grid
+from specsim.quantities import decimals
+
+
+def page(fitted: Fit, held: Sequence[HeldOut] = ()) -> Page:
+    """The fit as people see it; `held`: errors on records that were left out."""
+    noise = f"; residuals {fitted.noise:.1f} times the stated errors" if fitted.noise > 1.05 else ""
+    said = f"{len(fitted.terms)} terms fitted to {fitted.points} points of {len(fitted.records)} records"
+    yield Line(f"{fitted.engine}: {said}{noise}", "title")
+    yield Line()
+    yield _terms(fitted)
+    yield Line()
+    for name, why in fitted.left.items():
+        yield Line(f"{name.removesuffix('_us')} stays at its prior: {why}")
+    if fitted.left:
+        yield Line()
+    yield _errors(fitted, held)
+
+
+def _terms(fitted: Fit) -> Grid:
+    shown = []
+    for place, t in enumerate(fitted.terms):
+        values = (_with_error(t.prior, t.prior_error), _with_error(t.value, t.error), f"{t.share:.0%}")
+        shown.append((t.name.removesuffix("_us"), *values, _strongest(fitted.terms, fitted.correlations[place], place)))
+    heads = ("term", ">prior", ">fitted", ">from records", "~correlated with")
+    return grid(heads, shown, "engine terms, microseconds but eager_factor; +- one standard deviation")
+
+
+def _with_error(value: float, error: float) -> str:
+    places = decimals(error)
+    return f"{value:,.{places}f} +- {error:,.{places}f}"
+
+
+def _strongest(terms: tuple[Term, ...], row: Any, place: int) -> str:
+    """Terms whose correlation with this one is beyond 0.3, strongest first."""
+    found = [(r, t.name.removesuffix("_us")) for i, (r, t) in enumerate(zip(row, terms, strict=True)) if i != place]
+    return ", ".join(f"{name} {r:+.2f}" for r, name in sorted(found, key=lambda f: -abs(f[0])) if abs(r) > 0.3)
+
+
+def _errors(fitted: Fit, held: Sequence[HeldOut]) -> Grid:
+    shown = []
+    for name, before, after in [("fitted", fitted.before, fitted.after), *((h.name, h.before, h.after) for h in held)]:
+        for place, (phase, a) in enumerate(before.items()):
+            b = after[phase]
+            medians = (f"{a['median_abs_error']:.1%}", f"{b['median_abs_error']:.1%}")
+            worst = (f"{a['worst_error']:+.1%}", f"{b['worst_error']:+.1%}")
+            shown.append(("" if place else name, phase, f"{a['n']:.0f}", *medians, *worst))
+    heads = ("", "phase", ">n", ">median before", ">after", ">worst before", ">after")
+    title = "errors, prior terms and fitted ones; of held-out records with terms fitted without them"
+    return grid(heads, shown, title, keys=2)

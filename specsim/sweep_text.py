@@ -1,0 +1,109 @@
+"""A sweep for people: for each case its map of draft lengths or break-evens, then latency against throughput."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from specsim.pages import Grid, Line, Page, grid
+from specsim.sweep_run import Result
+
+CASES = 8  # maps that are shown
+POINTS = 16  # of a front
+ROWS = {
+    "hardware": "hardware", ">tp": "TP", ">batch": "batch", ">context": "context", "method": "method", ">draft_tokens": "d",
+    ">accept_rate": "accept rate", ">decode_ms": "decode ms", ">cycle_ms": "cycle ms", ">speedup": "speedup",
+    ">tpot_ms": "ms a token", ">breakeven_accept_rate": "break-even rate",
+}  # fmt: skip
+
+
+def page(result: Result, rows: bool = False) -> Page:
+    """The sweep as people see it: maps, or with `rows` every row that the result holds."""
+    yield Line(f"{result.digest.configurations:,} configurations", "title")
+    if result.out is not None:
+        yield Line(f"rows: {result.out}")
+    if rows:
+        yield _rows(result)
+    else:
+        for index in list(result.cases)[:CASES]:
+            yield from _case(result, index)
+        if len(result.cases) > CASES:
+            yield Line(f"{len(result.cases) - CASES} more cases: --json or --out holds them", "faint")
+        if result.spec.kind:
+            yield from _front(result)
+    for warning in result.warnings:
+        yield Line(f"note: {warning}", "warning")
+
+
+def _case(result: Result, index: int) -> Iterator[Line | Grid]:
+    case = result.cases[index].labels()
+    extra = "".join(f" {name} {case[key]}" for name, key in (("EP", "ep"), ("DP", "dp_attention")) if case[key] > 1)
+    yield Line()
+    yield Line(f"{case['model']} on {case['hardware']}, {case['engine']}, TP {case['tp']}{extra}")
+    d = result.digest
+    here = [x for x in d.breakeven or [] if x["case"] == index]
+    title, cells = _best(result, index) if result.spec.kind else _breakeven(here)
+    contexts = list(dict.fromkeys(x["context"] for x in here)) or [result.spec.context[0]]
+    batches = sorted({x["batch"] for x in here})
+    if set(cells.values()) == {"does not fit"}:
+        yield Line("does not fit at any batch and context")
+    elif batches:
+        shown = [(f"{batch:,}", *(cells.get((batch, context), "none") for context in contexts)) for batch in batches]
+        yield grid((">batch", *(f">context {context:,}" for context in contexts)), shown, title)
+    else:
+        yield Line("no speculation: --rows shows the times")
+
+
+def _best(result: Result, index: int) -> tuple[str, dict[tuple[int, int], str]]:
+    """Title and cells by (batch, context): the best setting and its speedup, at the middle acceptance."""
+    found = [x for x in result.digest.best or [] if x["case"] == index]
+    accepts = list(dict.fromkeys(str(x["acceptance"]) for x in found))
+    middle = accepts[len(accepts) // 2]
+
+    def cell(x: dict[str, Any]) -> str:
+        if x["setting"] in ("-", "off"):
+            return "does not fit" if x["setting"] == "-" else "off"
+        return f"{x['setting']}  {x['speedup']:.2f}x"
+
+    title = f"best draft tokens, and speedup, at accept {result.spec.kind.replace('_', ' ')} {middle}"
+    return title, {(x["batch"], x["context"]): cell(x) for x in found if str(x["acceptance"]) == middle}
+
+
+def _breakeven(found: list[dict[str, Any]]) -> tuple[str, dict[tuple[int, int], str]]:
+    """Title and cells by (batch, context): the lowest accept rate that breaks even, and the setting."""
+    cells: dict[tuple[int, int], str] = {}
+    for x in found:
+        if x["accept_rate"] is not None:
+            place = x["batch"], x["context"]
+            cells[place] = min(cells.get(place, "9"), f"{x['accept_rate']:.2f}  {x['setting']}")
+    return "break-even accept rate, and draft tokens where it is lowest", cells
+
+
+def _front(result: Result) -> Iterator[Line | Grid]:
+    fronts = result.pareto()
+    if not fronts:
+        return
+    chosen = fronts[len(fronts) // 2]
+    points = chosen["points"]
+    step = max(1, -(-len(points) // POINTS))
+    shown = [
+        (f"{p['tpot_ms']:,.2f}", f"{p['tokens_per_s_per_gpu']:,.0f}", f"{p['batch']:,}", p["setting"], p["hardware"], str(p["tp"]))
+        for p in points[::step]
+    ]  # fmt: skip
+    yield Line()
+    acceptance = f"accept {result.spec.kind.replace('_', ' ')} {chosen['acceptance']}"
+    title = f"latency against throughput: {chosen['model']}, context {chosen['context']:,}, {acceptance}"
+    yield grid((">ms a token", ">tok/s a GPU", ">batch", ">draft tokens", "hardware", ">TP"), shown, title)
+    if len(fronts) > 1 or step > 1:
+        yield Line(f"{len(fronts)} fronts, all points: --json", "faint")
+
+
+def _rows(result: Result) -> Grid:
+    heads = {k: v for k, v in ROWS.items() if len(result.cases) > 1 or k not in ("hardware", ">tp")}
+
+    def cell(value: Any) -> str:
+        return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+    shown = [[cell(row[key.lstrip(">")]) for key in heads] for row in result.rows or []]
+    keys = len(heads) - 5  # all that is not a result
+    return grid([">" * key.startswith(">") + name for key, name in heads.items()], shown, keys=keys)
