@@ -22,6 +22,7 @@ COMMANDS = {
     "sweep": "Best draft length, break-even maps, Pareto front over many configurations.",
     "plan": "GPUs for a load, when to switch speculation off, what a drafter must reach.",
     "simulate": "Requests under load: TTFT, TPOT, throughput, queue.",
+    "report": "One HTML file with charts, tables and sources, from any result.",
     "hardware": "List, show, compare and import hardware profiles.",
     "models": "List and show models as specsim reads them.",
 }

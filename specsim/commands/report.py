@@ -1,0 +1,44 @@
+"""specsim report"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from specsim.commands.common import note
+from specsim.commands.scenario import scenario_of, scenario_options
+
+
+@click.command()
+@scenario_options
+@click.option("--from", "source", type=Path, metavar="RESULT.json", help="What a command printed with --json, instead of a scenario.")  # fmt: skip
+@click.option("-o", "--output", type=Path, required=True, metavar="FILE.html", help="The file to write.")
+def command(source: Path | None, output: Path, **options: Any) -> None:
+    """Write a report: one HTML file with verdict, interactive charts, tables and the source of every number.
+
+    It opens anywhere, without a network. Give a scenario, which is predicted, or the JSON of predict, sweep, plan,
+    simulate, validate, diagnose, or of hardware show and diff.
+
+    \b
+    Examples:
+      specsim report --draft-tokens 3 --accept-rate 0.6 -o report.html
+      specsim sweep --batch 1:64:x2 --draft-tokens 2:8 --accept-rate 0.3:0.9:0.1 --json > sweep.json
+      specsim report --from sweep.json -o sweep.html
+    """
+    from specsim.errors import InputError
+    from specsim.files import read_json, write_atomically
+    from specsim.report import report
+
+    given = [f"--{name.replace('_', '-')}" for name, value in options.items() if value is not None and value != ()]
+    if source is not None and given:
+        raise InputError(f"the result has its own scenario, and {given[0]} another", where="--from", mend=f"leave {given[0]} out")  # fmt: skip
+    if source is not None:
+        text = report(read_json(source, "result"), str(source))
+    else:
+        from specsim.prediction import predict
+
+        text = report(predict(scenario_of(options)).json())
+    write_atomically(output, text)
+    note(f"wrote {output}")

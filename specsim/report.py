@@ -1,0 +1,193 @@
+"""A report: one HTML file of a document that a command printed with `--json`, whole without a network.
+
+Scripts, styles, data and charts are in the file, and its content policy forbids every request and every script but those
+whose sums it names. All text is escaped, whatever a model or a box is called.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from importlib.metadata import version
+from importlib.resources import files
+from typing import Any
+
+from specsim.charts import KINDS, Chart, Table, charts_for
+from specsim.errors import InputError
+from specsim.report_parts import after, before, title_of, verdict_of
+
+SCRIPTS = ("vega", "vega-lite", "vega-embed")
+TABLE_ROWS = 500  # of one table that are shown
+KEPT_BYTES = 1_000_000  # a document up to that size is kept whole in the report
+
+
+def report(document: Any, where: str = "document") -> str:
+    """The report of a document, as HTML. Raises InputError for another schema, or a document that lacks what its schema has."""
+    schema = document.get("schema") if isinstance(document, Mapping) else None
+    if schema not in KINDS:
+        what = f"is {schema}" if isinstance(schema, str) else "names no schema"
+        known = ", ".join(name.removeprefix("specsim.") for name in KINDS)
+        raise InputError(f"{what}, which no report reads", where=where, mend=f"give the --json of {known}")
+    try:
+        return _page(document)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        said = f"{type(error).__name__}: {error}"
+        raise InputError(f"is no whole {schema} ({said})", where=where, mend="make it again with --json") from error
+
+
+def _page(document: Mapping[str, Any]) -> str:
+    charts = charts_for(document)
+    specs = _inert(json.dumps({c.key: c.spec for c in charts}, separators=(",", ":"), allow_nan=False))
+    scripts = [*(vendored(name) for name in SCRIPTS), _web("report.js")] if charts else []
+    allowed = " ".join(_sum(script) for script in scripts) or "'none'"
+    policy = f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+    title = title_of(document)
+    return "\n".join(
+        [
+            "<!doctype html>",
+            '<html lang="en">',
+            "<head>",
+            '<meta charset="utf-8">',
+            f'<meta http-equiv="Content-Security-Policy" content="{escape(policy)}">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            '<meta name="referrer" content="no-referrer">',
+            f"<title>{escape(title)} - specsim</title>",
+            f"<style>{_web('report.css')}</style>",
+            "</head>",
+            "<body>",
+            *_body(document, title, charts),
+            f'<script type="application/json" id="specifications">{specs}</script>' if charts else "",
+            *(f"<script>{script}</script>" for script in scripts),
+            "</body>",
+            "</html>",
+            "",
+        ]
+    )
+
+
+def _body(document: Mapping[str, Any], title: str, charts: Sequence[Chart]) -> Iterator[str]:
+    verdict = verdict_of(document)
+    yield '<a class="skip" href="#charts">To the charts</a>'
+    yield f"<header><h1>{escape(title)}</h1>"
+    if verdict:
+        yield f'<p class="verdict">{escape(verdict)}</p>'
+    yield "</header>"
+    yield "<main>"
+    if notes := [*document.get("warnings", []), *document.get("caveats", [])]:
+        yield f'<section class="notes"><h2>To know first</h2>{_items(notes)}</section>'
+    for heading, content in before(document):
+        yield _section(heading, content)
+    yield '<section id="charts"><h2>Charts</h2>'
+    yield "<noscript><p>The charts need JavaScript; the table under each holds the same data.</p></noscript>"
+    if not charts:
+        yield "<p>There is nothing to draw in this result.</p>"
+    for chart in charts:
+        yield _figure(chart)
+    yield "</section>"
+    for heading, content in after(document):
+        yield _section(heading, content)
+    if sources := document.get("sources"):
+        yield _section("Where the numbers come from", _sources(sources))
+    yield from _again(document)
+    yield "</main>"
+    yield f"<footer><p>specsim {escape(version('specsim'))}, {escape(document['schema'])}. This file asks nothing of any network.</p></footer>"
+
+
+def _figure(chart: Chart) -> str:
+    key, about = escape(chart.key), escape(chart.about)
+    return (
+        f'<figure><h3>{escape(chart.title)}</h3><figcaption class="about">{about}</figcaption>'
+        f'<div class="chart" id="chart-{key}" role="img" aria-label="{about} The table below holds the same data."></div>'
+        f'<div id="controls-{key}"></div>'
+        f"<details><summary>Table: {escape(chart.title.lower())}</summary>{table(chart.table)}</details></figure>"
+    )
+
+
+def _section(heading: str, content: str | Sequence[str] | Table) -> str:
+    if isinstance(content, str):
+        inner = f"<pre><code>{escape(content)}</code></pre>"
+    else:
+        inner = table(content) if isinstance(content, Table) else _items(content)
+    return f"<section><h2>{escape(heading)}</h2>{inner}</section>"
+
+
+def _sources(sources: Sequence[Mapping[str, Any]]) -> Table:
+    rows = [
+        (s["of"], s["kind"], s["reference"], s.get("date"), None if s.get("relative_uncertainty") is None else f"{s['relative_uncertainty']:.0%}")
+        for s in sources
+    ]  # fmt: skip
+    return Table(("number", "is", "reference", "date", "+- (one standard deviation)"), tuple(rows))
+
+
+def _again(document: Mapping[str, Any]) -> Iterator[str]:
+    """The command that makes the document again, and the document itself."""
+    kept = json.dumps(document, indent=2, allow_nan=False).encode()
+    if not document.get("command") and len(kept) > KEPT_BYTES:
+        return
+    yield "<section><h2>Make it again</h2>"
+    if document.get("command"):
+        yield f"<pre><code>{escape(document['command'])} --json</code></pre>"
+    if len(kept) <= KEPT_BYTES:
+        data = base64.b64encode(kept).decode()
+        name = f"{document['schema'].removeprefix('specsim.').removesuffix('/1')}.json"
+        yield f'<p class="screen"><a download="{escape(name)}" href="data:application/json;base64,{data}">Save the whole result as JSON</a></p>'
+    yield "</section>"
+
+
+def _items(lines: Sequence[str]) -> str:
+    return f"<ul>{''.join(f'<li>{escape(str(line))}</li>' for line in lines)}</ul>"
+
+
+def table(t: Table) -> str:
+    """A table as HTML; the first column heads its rows, and columns of numbers are flush right."""
+    shown = t.rows[:TABLE_ROWS]
+    right = [all(isinstance(row[i], (int, float, type(None))) and not isinstance(row[i], bool) for row in t.rows) for i in range(len(t.columns))]  # fmt: skip
+    sides = [' class="right"' if r and t.rows else "" for r in right]
+    heads = "".join(
+        f'<th scope="col"{side}>{escape(str(name))}</th>' for name, side in zip(t.columns, sides, strict=True)
+    )
+    head = f"<thead><tr>{heads}</tr></thead>" if any(t.columns) else ""
+    rows = []
+    for row in shown:
+        cells = [f"<td{side}>{escape(_cell(value))}</td>" for value, side in zip(row, sides, strict=True)]
+        cells[0] = f'<th scope="row"{sides[0]}>{escape(_cell(row[0]))}</th>'
+        rows.append(f"<tr>{''.join(cells)}</tr>")
+    more = f'<p class="faint">The first {TABLE_ROWS:,} of {len(t.rows):,} rows.</p>' if len(t.rows) > TABLE_ROWS else ""
+    return f'<div class="scroll" tabindex="0"><table>{head}<tbody>{"".join(rows)}</tbody></table></div>{more}'
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
+    return str(value)
+
+
+# --- pieces of the file -----------------------------------------------------------------------------------------------
+
+
+def vendored(name: str) -> str:
+    """One of the chart scripts, without the note on where its source map would be fetched."""
+    return _web(f"vendor/{name}.min.js").partition("\n//# sourceMappingURL")[0]
+
+
+def _web(name: str) -> str:
+    return (files("specsim") / "web" / name).read_text(encoding="utf-8")
+
+
+def _sum(script: str) -> str:
+    """The script's sum, as a content policy names it."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+
+
+def _inert(text: str) -> str:
+    """JSON that ends no element, wherever a browser reads it."""
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -1,0 +1,252 @@
+"""What a report says in words and tables, from the document alone: the sections before and after its charts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from specsim.chart_style import PHASES, Table, table_of
+from specsim.quantities import Quantity
+
+Document = Mapping[str, Any]
+Part = tuple[str, "str | Sequence[str] | Table"]  # a heading, and a command, a list of sentences, or a table
+TITLES = {
+    "specsim.prediction/1": "Prediction",
+    "specsim.sweep/1": "Sweep",
+    "specsim.plan/1": "Plan",
+    "specsim.simulation/1": "Simulation",
+    "specsim.validation/1": "Predictions beside measurements",
+    "specsim.diagnosis/1": "Diagnosis",
+    "specsim.hardware/1": "Hardware profile",
+    "specsim.hardware-diff/1": "Two hardware profiles",
+}
+WORDS = {
+    "tp": "tensor-parallel ranks", "ep": "expert-parallel groups", "dp_attention": "attention groups", "num_steps": "draft steps",
+    "topk": "branches", "draft_tokens": "draft tokens", "kv_tokens": "KV cache, tokens", "chunk_tokens": "prefill chunk, tokens",
+    "overhead_ms": "overhead, ms", "prefix_rate": "share in the prefix cache", "max_running_requests": "running requests at most",
+    "eager": "without CUDA graph", "gpus": "GPUs", "rate": "requests a second", "input_tokens": "prompt tokens",
+    "output_tokens": "output tokens", "ttft_ms": "TTFT target, ms", "tpot_ms": "TPOT target, ms", "link": "link", "overlap": "overlapped scheduling",
+    "max_concurrency": "requests in flight at most", "request_rate": "requests a second", "seed": "seed", "dataset_name": "requests",
+}  # fmt: skip
+QUANTITIES = {
+    **{f"{phase}_ms": ("one plain decode step" if phase == "decode" else name, "ms") for phase, name in PHASES.items()},
+    "cycle_ms": ("cycle", "ms"),
+    "decode_tokens_per_s": ("plain decoding", "tokens/s"),
+    "spec_tokens_per_s": ("with speculation", "tokens/s"),
+    "speedup": ("speedup", "times"),
+}
+
+
+def title_of(document: Document) -> str:
+    """The document's own title, or what it is."""
+    kind = TITLES[document["schema"]]
+    if document.get("title"):
+        return str(document["title"])
+    scenario = document.get("scenario") or {}
+    named = [scenario.get("model"), scenario.get("hardware"), document.get("name")]
+    return ": ".join([kind, *[", ".join(str(x) for x in named if x)][: any(named)]])
+
+
+def verdict_of(document: Document) -> str:
+    """The document's own verdict; of kinds that have none, what their numbers say; empty where there is neither."""
+    if document.get("verdict"):
+        return str(document["verdict"])
+    found = VERDICTS.get(document["schema"])
+    return found(document) if found else ""
+
+
+def before(document: Document) -> Iterator[Part]:
+    """What is said before the charts: the scenario, and the numbers that matter most."""
+    if facts := scenario_facts(document):
+        yield "Scenario", Table(("", ""), tuple(facts.items()))
+    yield from BEFORE.get(document["schema"], lambda _: iter(()))(document)
+
+
+def after(document: Document) -> Iterator[Part]:
+    """What is said after the charts: what to do next, and every other table."""
+    yield from AFTER.get(document["schema"], lambda _: iter(()))(document)
+
+
+def scenario_facts(document: Document) -> dict[str, Any]:
+    """What was asked, by name."""
+    found: dict[str, Any] = dict(document.get("scenario") or {})
+    for key in ("load", "targets"):
+        found |= {k: v for k, v in (document.get(key) or {}).items() if not isinstance(v, (dict, list))}
+    for key in ("model", "engine", "request_rate", "max_concurrency", "dataset_name", "seed"):
+        if document.get(key) is not None and key not in found:
+            found[key] = document[key]
+    if document["schema"] == "specsim.hardware/1":
+        gpu = document["gpu"]
+        found |= {"profile": document["name"], "description": document.get("description"), "GPU": gpu["name"], "gpus": document["gpus"],
+                  "link": document["link"], "memory, GB": gpu["memory_gb"], "bandwidth, GB/s": gpu["bandwidth_gb_s"], "bf16, TFLOPS": gpu["bf16_tflops"]}  # fmt: skip
+    return {
+        WORDS.get(k, k.replace("_", " ")): _listed(v) for k, v in found.items() if v is not None and v not in ([], "")
+    }
+
+
+def _listed(value: Any) -> Any:
+    return ", ".join(map(str, value)) if isinstance(value, list) else value
+
+
+# --- by kind --------------------------------------------------------------------------------------------------------
+
+
+def _prediction(document: Document) -> Iterator[Part]:
+    rows = []
+    for key, (name, unit) in QUANTITIES.items():
+        if document.get(key) is not None:
+            rows.append(_quantity(name, document[key], unit))
+    if document.get("accept_length") is not None:
+        rows.append(("tokens a cycle", f"{document['accept_length']:.4g}", "tokens", "as given"))
+    even = document.get("breakeven")
+    if even:
+        rows.append(_quantity("break-even accept length", even["accept_length"], "tokens"))
+        rate = even["accept_rate"]
+        rows.append(("break-even accept rate", "not reachable", "", "") if rate is None else _quantity("break-even accept rate", rate, ""))  # fmt: skip
+    memory = document.get("memory")
+    if memory:
+        used, fits = (
+            memory["weights_gb_per_gpu"] + memory["kv_gb_per_gpu"],
+            "fits" if memory["fits"] else "does not fit",
+        )
+        rows.append(("memory a GPU, weights and KV cache", f"{used:.4g}", "GB", fits))
+    yield "Numbers", Table(("", "value", "unit", "80 % interval"), tuple(rows))
+
+
+def _quantity(name: str, q: Mapping[str, float], unit: str) -> tuple[str, str, str, str]:
+    found = Quantity(q["value"], q["low"], q["high"])
+    return name, str(found), unit, found.interval
+
+
+def _sweep(document: Document) -> Iterator[Part]:
+    columns = {"model": "model", "hardware": "hardware", "engine": "engine", "tp": "TP", "ep": "EP", "dp_attention": "DP", "lengths": "settings"}  # fmt: skip
+    rows = [{**c, "lengths": ", ".join(s["label"] for s in c["settings"])} for c in document["cases"]]
+    yield "Cases", table_of(rows, columns)
+
+
+def _sweep_rows(document: Document) -> Iterator[Part]:
+    rows = document.get("rows")
+    if rows:
+        few = {k: k.replace("_", " ") for k in rows[0] if len({str(r[k]) for r in rows}) > 1}
+        yield "Rows", table_of(rows, few or {k: k.replace("_", " ") for k in rows[0]})
+
+
+def _sweep_verdict(document: Document) -> str:
+    wins = dict(document.get("wins") or {})
+    unfit, off = wins.pop("-", 0), wins.pop("off", 0)
+    total = sum(wins.values()) + off
+    if not total:
+        return f"Nothing fits: {unfit:,} combinations need more memory." if unfit else ""
+    if not wins:
+        return f"Speculation pays in none of {total:,} combinations of batch, context and acceptance."
+    most = max(wins, key=lambda label: wins[label])
+    return (
+        f"Speculation pays in {sum(wins.values()):,} of {total:,} combinations of batch, context and acceptance;"
+        f" most often best: {most} draft tokens."
+    )
+
+
+def _plan(document: Document) -> Iterator[Part]:
+    launch = document.get("launch") or {}
+    for name, label in (("sglang", "Launch with SGLang"), ("vllm", "Launch with vLLM")):
+        if launch.get(name):
+            yield label, str(launch[name])
+    found = document.get("simulation")
+    if found:
+        yield "Simulated", Table(("", ""), tuple((k.replace("_", " "), v) for k, v in found.items() if not isinstance(v, list)))  # fmt: skip
+
+
+def _simulation(document: Document) -> Iterator[Part]:
+    shown = {
+        "completed": "requests completed", "duration": "seconds", "request_throughput": "requests a second",
+        "request_goodput": "requests a second within the targets", "output_throughput": "output tokens a second",
+        "utilisation": "share of time busy", "prefill_share": "share of time in steps that prefill", "mean_decode_batch": "mean decode batch",
+        "accept_length": "tokens a cycle", "peak_waiting": "requests waiting at most", "peak_kv_share": "KV cache full at most", "retractions": "retractions",
+    }  # fmt: skip
+    yield "Numbers", Table(("", ""), tuple((name, document[key]) for key, name in shown.items() if document.get(key) is not None))  # fmt: skip
+
+
+def _validation(document: Document) -> Iterator[Part]:
+    columns = {"phase": "phase", "n": "n", "median_abs_error": "median error", "worst_error": "worst", "interval_coverage": "in the 80 % interval"}  # fmt: skip
+    percents = ("median_abs_error", "worst_error", "interval_coverage")
+    rows = [{"phase": phase.replace("_", " "), "n": s["n"], **{k: f"{s[k]:.1%}" for k in percents}} for phase, s in document["phases"].items()]  # fmt: skip
+    yield "Errors by phase", table_of(rows, columns)
+
+
+def _validation_left_out(document: Document) -> Iterator[Part]:
+    if document.get("skipped"):
+        yield "Left out", [str(x) for x in document["skipped"]]
+
+
+def _validation_verdict(document: Document) -> str:
+    phases = document["phases"]
+    said = [
+        f"{phase} {phases[phase]['median_abs_error']:.1%}" for phase in ("decode", "verify", "cycle") if phase in phases
+    ]
+    if not said:
+        return ""
+    points = document["points"]
+    inside = sum(bool(p["covered"]) for p in points) / max(len(points), 1)
+    return f"Median error: {', '.join(said)}; {inside:.0%} of {len(points):,} observations lie in their 80 % intervals."
+
+
+def _diagnosis(document: Document) -> Iterator[Part]:
+    if document.get("summary") or document.get("facts"):
+        yield "In short", [*document.get("facts", []), *document.get("summary", [])]
+    columns = {
+        "kind": "what",
+        "name": "",
+        "batch": "batch",
+        "draft_tokens": "rows a sequence",
+        "value": "value",
+        "unit": "unit",
+        "source": "source",
+    }
+    yield "Observed", table_of(document["observations"], columns)
+
+
+def _diagnosis_next(document: Document) -> Iterator[Part]:
+    if document["experiments"]:
+        first = document["experiments"][0]
+        yield f"Next test: {first['what']} ({first['minutes']:g} min)", str(first["command"])
+    if document["uninformative"]:
+        yield "Tests that cannot help", [f"{u['id']}: {u['why']}" for u in document["uninformative"]]
+
+
+def _diff(document: Document) -> Iterator[Part]:
+    columns = {"key": "number", "a": document["a"], "b": document["b"], "percent": "b over a"}
+    rows = [
+        {**d, "percent": None if d["relative"] is None else f"{d['relative']:+.1%}"} for d in document["differences"]
+    ]
+    yield "Differences", table_of(rows, columns)
+
+
+def _diff_verdict(document: Document) -> str:
+    found = document["differences"]
+    if not found:
+        return f"{document['a']} and {document['b']} hold the same numbers."
+    known = [d for d in found if d["relative"] is not None]
+    most = max(known, key=lambda d: abs(d["relative"]), default=None)
+    far = f"; the farthest apart: {most['key']}, {most['relative']:+.0%}" if most else ""
+    return f"{len(found):,} numbers of {document['b']} differ from {document['a']}{far}."
+
+
+BEFORE: dict[str, Callable[[Document], Iterator[Part]]] = {
+    "specsim.prediction/1": _prediction,
+    "specsim.sweep/1": _sweep,
+    "specsim.simulation/1": _simulation,
+    "specsim.validation/1": _validation,
+    "specsim.diagnosis/1": _diagnosis,
+}
+AFTER: dict[str, Callable[[Document], Iterator[Part]]] = {
+    "specsim.sweep/1": _sweep_rows,
+    "specsim.plan/1": _plan,
+    "specsim.validation/1": _validation_left_out,
+    "specsim.diagnosis/1": _diagnosis_next,
+    "specsim.hardware-diff/1": _diff,
+}
+VERDICTS: dict[str, Callable[[Document], str]] = {
+    "specsim.sweep/1": _sweep_verdict,
+    "specsim.validation/1": _validation_verdict,
+    "specsim.hardware-diff/1": _diff_verdict,
+}
