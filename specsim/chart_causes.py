@@ -72,6 +72,7 @@ def weights_chart(document: Document) -> Chart:
         {"mark": {"type": "text", "align": "left", "dx": 4, "fontSize": 10}, "encoding": {"y": y, "yOffset": offset, "x": x, "text": {"field": "words"}}},
     ]  # fmt: skip
     spec = spec_of(rows, about, layers, height=34 * len(shown))
+    spec["config"]["legend"]["columns"] = 1
     return Chart("weights", "What it may be", about, spec, table_of(every, {"id": "explanation", "name": "meaning", "when": "when", "weight": "weight"}))  # fmt: skip
 
 

@@ -28,7 +28,7 @@ from specsim.chart_style import (
 )
 
 Document = Mapping[str, Any]
-MOST_ROWS = 4000  # of one chart
+MOST_ROWS = 2000  # of one chart
 LINES = 6  # batches that a chart of curves shows
 LOWEST = "lowest"
 UNFIT = "too large"

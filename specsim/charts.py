@@ -7,6 +7,7 @@ Pure functions of the document: a report, the planner page and a notebook show t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -37,4 +38,13 @@ def charts_for(document: Mapping[str, Any]) -> list[Chart]:
     schema = document.get("schema") if isinstance(document, Mapping) else None
     if schema not in KINDS:
         raise InputError(f"no charts of {schema or 'a document without schema'}", where="charts", mend=f"known: {', '.join(KINDS)}")  # fmt: skip
-    return KINDS[schema](document)
+    return KINDS[schema](_clean(document))
+
+
+def _clean(value: Any) -> Any:
+    """Without control characters and line separators: a specification that holds one in a name is not drawn."""
+    if isinstance(value, str):
+        return re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]", " ", value)
+    if isinstance(value, Mapping):
+        return {key: _clean(each) for key, each in value.items()}
+    return [_clean(each) for each in value] if isinstance(value, list) else value

@@ -20,7 +20,7 @@ from specsim.errors import InputError
 from specsim.report_parts import after, before, title_of, verdict_of
 
 SCRIPTS = ("vega", "vega-lite", "vega-embed")
-TABLE_ROWS = 500  # of one table that are shown
+TABLE_ROWS = 300  # of one table that are shown
 KEPT_BYTES = 1_000_000  # a document up to that size is kept whole in the report
 
 
@@ -28,9 +28,8 @@ def report(document: Any, where: str = "document") -> str:
     """The report of a document, as HTML. Raises InputError for another schema, or a document that lacks what its schema has."""
     schema = document.get("schema") if isinstance(document, Mapping) else None
     if schema not in KINDS:
-        what = f"is {schema}" if isinstance(schema, str) else "names no schema"
-        known = ", ".join(name.removeprefix("specsim.") for name in KINDS)
-        raise InputError(f"{what}, which no report reads", where=where, mend=f"give the --json of {known}")
+        what = f"is {schema[:60]}, which no report reads" if isinstance(schema, str) else "is no result of specsim"
+        raise InputError(what, where=where, mend=f"give the --json of one of {', '.join(KINDS)}")
     try:
         return _page(document)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
@@ -78,8 +77,10 @@ def _body(document: Mapping[str, Any], title: str, charts: Sequence[Chart]) -> I
     yield "<main>"
     if notes := [*document.get("warnings", []), *document.get("caveats", [])]:
         yield f'<section class="notes"><h2>To know first</h2>{_items(notes)}</section>'
+    yield '<div class="beside">'
     for heading, content in before(document):
         yield _section(heading, content)
+    yield "</div>"
     yield '<section id="charts"><h2>Charts</h2>'
     yield "<noscript><p>The charts need JavaScript; the table under each holds the same data.</p></noscript>"
     if not charts:
@@ -124,7 +125,7 @@ def _sources(sources: Sequence[Mapping[str, Any]]) -> Table:
 
 def _again(document: Mapping[str, Any]) -> Iterator[str]:
     """The command that makes the document again, and the document itself."""
-    kept = json.dumps(document, indent=2, allow_nan=False).encode()
+    kept = json.dumps(document, allow_nan=False).encode()
     if not document.get("command") and len(kept) > KEPT_BYTES:
         return
     yield "<section><h2>Make it again</h2>"

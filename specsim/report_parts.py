@@ -57,9 +57,9 @@ def verdict_of(document: Document) -> str:
 
 def before(document: Document) -> Iterator[Part]:
     """What is said before the charts: the scenario, and the numbers that matter most."""
+    yield from BEFORE.get(document["schema"], lambda _: iter(()))(document)
     if facts := scenario_facts(document):
         yield "Scenario", Table(("", ""), tuple(facts.items()))
-    yield from BEFORE.get(document["schema"], lambda _: iter(()))(document)
 
 
 def after(document: Document) -> Iterator[Part]:
