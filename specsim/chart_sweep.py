@@ -312,7 +312,7 @@ def steps_chart(document: Document) -> Chart:
     y = axis("ms", "time, ms")
     colour = colours("what", names)
     choices = _choices(rows, {"case": "scenario", "context": "context"}, {})
-    layers = [
+    layers: list[Spec] = [
         {"params": [by_legend("what")], "mark": {"type": "line", "strokeWidth": 2}, "encoding": {"x": x, "y": y, "color": colour, "opacity": FADED}},
         {"mark": {"type": "point", "filled": True, "size": 50}, "encoding": {"x": x, "y": y, "color": colour, "shape": shapes("what", names), "opacity": FADED,
          "tooltip": tips(("what", "step"), ("batch", "batch"), ("ms", "ms", ".4~g"))}},

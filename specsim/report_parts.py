@@ -57,14 +57,16 @@ def verdict_of(document: Document) -> str:
 
 def before(document: Document) -> Iterator[Part]:
     """What is said before the charts: the scenario, and the numbers that matter most."""
-    yield from BEFORE.get(document["schema"], lambda _: iter(()))(document)
+    if found := BEFORE.get(document["schema"]):
+        yield from found(document)
     if facts := scenario_facts(document):
         yield "Scenario", Table(("", ""), tuple(facts.items()))
 
 
 def after(document: Document) -> Iterator[Part]:
     """What is said after the charts: what to do next, and every other table."""
-    yield from AFTER.get(document["schema"], lambda _: iter(()))(document)
+    if found := AFTER.get(document["schema"]):
+        yield from found(document)
 
 
 def scenario_facts(document: Document) -> dict[str, Any]:
