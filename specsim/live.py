@@ -71,7 +71,8 @@ class Client:
             answer = connection.getresponse()
             content = answer.read(MAX_ANSWER)
         except TimeoutError:
-            raise ServerError(f"{self.url}{path}: no answer within {limit:g} s") from None
+            mend = "; is it stuck, or does it need a longer --request-timeout?" if limit == self.timeout else ""
+            raise ServerError(f"{self.url}{path}: no answer within {limit:g} s{mend}") from None
         except ConnectionRefusedError:
             raise ServerError(f"{self.url}: no server answers there (connection refused)") from None
         except (http.client.HTTPException, OSError, ValueError) as error:

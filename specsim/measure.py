@@ -35,6 +35,7 @@ from specsim.records import Point, Quantity
 DISAGREE = 0.03  # sources that differ by more are reported
 TIMER = "sglang:forward_execution_seconds"
 PASSES = "sglang:cuda_graph_passes"
+STEPS = "vllm:iteration_tokens_total_count"  # a histogram with one entry an engine step
 RETRACTED = ("sglang:num_retracted_requests", "vllm:num_preemptions")
 DRAFTS = "vllm:spec_decode_num_drafts"
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens_per_pos"
@@ -182,6 +183,8 @@ def _one(
             series.passes.append((graph or 0.0) + (eager or 0.0))
             series.graph_passes += graph or 0.0
             series.eager_passes += eager or 0.0
+        elif (steps := growth(before, after, STEPS)) is not None:
+            series.passes.append(steps)
     if log is not None:
         series.lines += decode_lines(log.lines())
 
@@ -257,7 +260,8 @@ def _point(served: Served, batch: int, context: int, series: _Series, cycle: Qua
     graph = None
     if len(series.passes) == len(series.answers):
         raw["decode_passes"] = series.passes
-        graph = series.graph_passes > series.eager_passes
+        if series.graph_passes or series.eager_passes:
+            graph = series.graph_passes > series.eager_passes
         if min(series.graph_passes, series.eager_passes) > 0:
             notes.append(f"{series.graph_passes:g} steps ran in a CUDA graph and {series.eager_passes:g} eagerly")
         rate = slope(series.cycles, series.passes).value / 1e3

@@ -8,6 +8,7 @@ before, and is kept as the client's lag. Standard library only.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 import selectors
@@ -215,6 +216,7 @@ def send(
         lines = "".join(f"{k}: {v}\r\n" for k, v in {**head, "Content-Length": str(len(content))}.items())
         requests.append(f"POST {client.prefix}{path} HTTP/1.1\r\n{lines}\r\n".encode() + content)
     streams = [Stream(float(due)) for due in due_s]
+    _allow_files(len(streams))
     poll = _Poll()
     loop = asyncio.SelectorEventLoop(poll)
     try:
@@ -224,6 +226,17 @@ def send(
         loop.run_until_complete(_cancel_rest())  # of which there are some after Ctrl-C
         loop.close()
     return Sent(streams, run.lag_s)
+
+
+def _allow_files(count: int) -> None:
+    """Raise the limit of open files for so many connections, as far as the system allows."""
+    with contextlib.suppress(ImportError, ValueError, OSError):  # Windows has no such limit
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = count + 256 if hard == resource.RLIM_INFINITY else min(count + 256, hard)
+        if soft != resource.RLIM_INFINITY and soft < wanted:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 async def _cancel_rest() -> None:

@@ -151,6 +151,7 @@ class Handler(BaseHTTPRequestHandler):
                     f'sglang:forward_execution_seconds_total{{tp_rank="{rank}",category="{category}"}} {seconds!r}'
                 )
         if state.engine == "vllm":
+            lines += [f'vllm:iteration_tokens_total_count{{engine="0"}} {state.passes!r}']
             lines += [f'vllm:spec_decode_num_drafts_total{{engine="0"}} {state.drafts!r}']
             accepted = {"0": state.drafts * (state.accept > 1), "1": 0.0}
             for position, value in accepted.items():

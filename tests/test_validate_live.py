@@ -213,6 +213,7 @@ def test_what_is_not_an_inference_server(state: dict[str, Any], message: str, mo
         ({"fault": "retract"}, "retracted 1 requests"),
         ({"fault": "short"}, r"2 answers of \[7\] tokens instead of 2 of 8"),
         ({"fault": "unsteady"}, "not steady: 2.00 target passes a step"),
+        ({"fault": "unsteady", "engine": "vllm"}, "not steady: 2.00 target passes a step"),
         ({"capacity": 1}, "runs at most 1 requests at once"),
     ],
 )
