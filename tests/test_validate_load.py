@@ -254,8 +254,9 @@ def test_ctrl_c_under_load_keeps_finished_rates_and_leaves_no_orphan(tmp_path: P
     )
 
 
-def test_the_command_measures_a_scenario_list_under_load(tmp_path: Path) -> None:
+def test_the_command_measures_a_scenario_list_under_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """--only, --time-limit and --resume, as for other scenarios; the records replay."""
+    monkeypatch.setenv("FAKE_STEP_MS", "20")  # so that the chunks of a busy machine stay apart
     scenarios = tmp_path / "s.yaml"
     load = "{rates: [100, 200], num_requests: 10, input_tokens: 16, output_tokens: 5}"
     scenarios.write_text(
