@@ -62,6 +62,7 @@ def time_chart(document: Document) -> Chart:
     rows = [r for r in parts(document) if r["ms"] > 0]
     about = "Milliseconds of each phase by component; a verify does the work of a decode step for more rows. The line under a bar is its 80 % interval."
     longest = max((r["end"] for r in rows), default=0.0)
+    rows = [{**r, "lettered": r["ms"] > BARELY * longest} for r in rows]
     names = [c for c in COMPONENTS if any(r["component"] == c for r in rows)]
     names += sorted({r["component"] for r in rows} - set(names))
     shown = {WORDS.get(c, c): COMPONENTS.get(c, GREY) for c in names}
@@ -81,7 +82,7 @@ def time_chart(document: Document) -> Chart:
         },
     }  # fmt: skip
     letters = {
-        "transform": [{"filter": f"datum.ms > {BARELY * longest:.6g}"}],
+        "transform": [{"filter": "datum.lettered"}],
         "mark": {"type": "text", "fontSize": 11},
         "encoding": {
             "y": y,
@@ -118,7 +119,7 @@ def speedup_chart(document: Document, curve: list[dict[str, Any]]) -> Chart:
     about = "Speedup over plain decoding by accept rate, with its 80 % interval; below 1 speculation loses."
     x = axis(
         "accept_rate",
-        "accept rate (probability that a drafted token is accepted)",
+        "accept rate of a drafted token",
         scale={"domain": [0, 1]},
         axis={"tickCount": 6},
     )

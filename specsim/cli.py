@@ -23,6 +23,7 @@ COMMANDS = {
     "plan": "GPUs for a load, when to switch speculation off, what a drafter must reach.",
     "simulate": "Requests under load: TTFT, TPOT, throughput, queue.",
     "report": "One HTML file with charts, tables and sources, from any result.",
+    "serve": "The planner page: sliders for a scenario, its prediction beside them.",
     "hardware": "List, show, compare and import hardware profiles.",
     "models": "List and show models as specsim reads them.",
 }
@@ -70,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if debug:  # accepted anywhere on the line
         arguments = [a for a in arguments if a != "--debug"]
     try:
-        code = group.main(arguments, prog_name="specsim", standalone_mode=False)
+        code = group.main(arguments, prog_name="specsim", standalone_mode=False, obj={"debug": debug})
         sys.exit(code if isinstance(code, int) else 0)
     except click.ClickException as error:
         _fail(error, error.format_message().replace("\n", " "), 2, debug)

@@ -17,7 +17,7 @@ from typing import Any
 from specsim.drafters import Drafter, draft_kind, read_drafter
 from specsim.errors import InputError, did_you_mean
 from specsim.families import EXPERT_COUNTS, FAMILIES, Builder, Family
-from specsim.files import read_json
+from specsim.files import parse_json, read_json, read_text
 from specsim.formats import Scheme, read_dtype, read_expert_dtype, read_scheme
 from specsim.keys import Keys
 from specsim.models import BF16, DraftShape, Layer, Model, Projection
@@ -123,9 +123,14 @@ def load_model(name_or_path: str | os.PathLike[str]) -> Model:
     path = _locate(name_or_path)
     if path.parent == PRESETS and path.suffix == ".json":
         return _preset(path.stem)
-    config = _as_object(read_json(path, "model config"), str(path))
     name = path.parent.resolve().name if path.name == "config.json" else path.stem
-    return model_from_config(config, name=name, source=str(path), side_quant=_side_quant(path))
+    return parse_model(read_text(path, "model config"), str(path), name, side_quant=_side_quant(path))
+
+
+def parse_model(text: str, where: str, name: str, side_quant: dict[str, Any] | None = None) -> Model:
+    """The model of a config.json's text, for which errors say `where`. Raises InputError when it cannot be understood."""
+    config = _as_object(parse_json(text, where, "model config"), where)
+    return model_from_config(config, name=name, source=where, side_quant=side_quant)
 
 
 def load_preset(name: str) -> Model:

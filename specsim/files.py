@@ -27,16 +27,22 @@ def read_text(path: Path, what: str, limit: int = MAX_BYTES) -> str:
             with path.open("rb") as file:
                 raw = file.read(limit + 1)
             if len(raw) <= limit:
-                return io.TextIOWrapper(io.BytesIO(raw), encoding="utf-8-sig").read()
+                return as_text(raw, str(path), what)
         raise InputError(f"is larger than {limit >> 20} MiB", where=str(path), mend=f"give a {what}")
     except FileNotFoundError:
         raise InputError(f"no such {what}", where=str(path), mend="check the path") from None
-    except UnicodeDecodeError as error:
-        raise InputError(f"is not UTF-8 text (byte {error.start})", where=str(path), mend=f"give a {what}") from None
     except (OSError, ValueError) as error:  # ValueError: a null byte in the path
         raise InputError(
             f"cannot be read: {error}", where=repr(str(path)), mend="check the path and its rights"
         ) from None
+
+
+def as_text(raw: bytes, where: str, what: str) -> str:
+    """A file's bytes as text, line ends as \\n. Raises InputError when they are not UTF-8."""
+    try:
+        return io.TextIOWrapper(io.BytesIO(raw), encoding="utf-8-sig").read()
+    except UnicodeDecodeError as error:
+        raise InputError(f"is not UTF-8 text (byte {error.start})", where=where, mend=f"give a {what}") from None
 
 
 def read_json(path: Path, what: str = "JSON file") -> Any:

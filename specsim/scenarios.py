@@ -7,7 +7,7 @@ nowhere else. With no option at all the scenario is the field case of docs/field
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -111,6 +111,10 @@ class Scenario:
         return Network(
             self.parallel.tp, self.profile.link, {**known, "dp_attention": self.parallel.dp > 1, **self.options}
         )
+
+    def noted(self, notes: Iterable[str]) -> Scenario:
+        """The scenario with notes before its own warnings."""
+        return replace(self, warnings=tuple(dict.fromkeys([*notes, *self.warnings])))
 
     @property
     def accept_length(self) -> Array | None:
@@ -244,6 +248,8 @@ def _positive(name: str, value: ArrayLike, least: float = 1) -> Array:
         array = np.asarray(value, dtype=float)
     except (TypeError, ValueError):
         raise InputError(f"{value!r} is not a number", where=option, mend="give a whole number") from None
+    except OverflowError:
+        raise InputError("is out of range", where=option, mend=f"give {least:g} to {LIMITS[name]:,}") from None
     most = LIMITS[name]
     bad = ~(np.isfinite(array) & (array >= least) & (array <= most))
     if np.any(bad):

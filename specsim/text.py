@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from specsim.pages import Grid, Line, Page, grid
 from specsim.prediction import Prediction
 from specsim.quantities import Quantity
@@ -45,28 +47,55 @@ def _most(p: Prediction) -> float:
     return float(min(s.num_steps.reshape(-1)[0], s.draft_tokens.reshape(-1)[0] - 1)) + 1
 
 
+CYCLE = ("draft", "verify", "extend", "host")
+QUANTITIES = (  # field of a prediction, in words, unit, and the phases that decide it
+    ("decode_ms", "baseline: one decode step", "ms", ("decode",)),
+    ("draft_ms", "draft", "ms", ("draft",)),
+    ("verify_ms", "verify", "ms", ("verify",)),
+    ("extend_ms", "draft extend", "ms", ("extend",)),
+    ("host_ms", "host", "ms", ("host",)),
+    ("cycle_ms", "cycle", "ms", CYCLE),
+    ("accept_length", "tokens a cycle", "", ()),
+    ("decode_tokens_per_s", "baseline tokens a second", "tok/s", ("decode",)),
+    ("spec_tokens_per_s", "speculative tokens a second", "tok/s", CYCLE),
+    ("speedup", "speedup", "x", ("decode", *CYCLE)),
+    ("breakeven_length", "break-even accept length", "tokens", ("decode", *CYCLE)),
+    ("breakeven_rate", "break-even accept rate", "", ("decode", *CYCLE)),
+)
+
+
 def rows(p: Prediction) -> list[tuple[str, str, str, str]]:
     """(what, value, unit, 80 % interval) of the short table."""
+    return [row[:4] for row in sourced_rows(p)]
 
-    def row(what: str, q: Quantity | None, unit: str) -> list[tuple[str, str, str, str]]:
-        return [] if q is None else [(what, str(q), unit, q.interval)]
 
-    out = row("baseline: one decode step", p.decode_ms, "ms")
-    out += row("draft", p.draft_ms, "ms") + row("verify", p.verify_ms, "ms") + row("draft extend", p.extend_ms, "ms")
-    out += row("host", p.host_ms, "ms") + row("cycle", p.cycle_ms, "ms")
-    if p.accept_length is not None:
-        rate = "" if p.accept_rate is None else f" (accept rate {p.accept_rate:.2f})"
-        out.append(("tokens a cycle" + rate, f"{p.accept_length:.2f}", "", "as given"))
-    out += row("baseline tokens a second", p.decode_tokens_per_s, "tok/s")
-    out += row("speculative tokens a second", p.spec_tokens_per_s, "tok/s") + row("speedup", p.speedup, "x")
-    if p.breakeven_length is not None:
-        out += row("break-even accept length", p.breakeven_length, "tokens")
-        d = f"{p.scenario.draft_tokens.reshape(-1)[0]:g}"
-        if p.breakeven_rate is None:
-            out.append(("break-even accept rate", f"not reachable with {d} draft tokens", "", ""))
-        else:
-            out += row("break-even accept rate", p.breakeven_rate, "")
+def sourced_rows(p: Prediction) -> list[tuple[str, str, str, str, str]]:
+    """As `rows`, with the `origin` of each number."""
+    out = []
+    for key, what, unit, phases in QUANTITIES:
+        found = getattr(p, key)
+        if isinstance(found, Quantity):
+            out.append((what, str(found), unit, found.interval, origin(p, phases)))
+        elif found is not None:
+            rate = "" if p.accept_rate is None else f" (accept rate {p.accept_rate:.2f})"
+            out.append((what + rate, f"{found:.2f}", unit, "as given", "given"))
+        elif key == "breakeven_rate" and p.breakeven_length is not None:
+            d = f"{p.scenario.draft_tokens.reshape(-1)[0]:g}"
+            out.append((what, f"not reachable with {d} draft tokens", "", "", ""))
     return out
+
+
+def origin(p: Prediction, phases: Sequence[str]) -> str:
+    """Where the prices behind some phases come from, by their share of the time: "published 71 %, assumed 29 %"."""
+    spent: dict[str, float] = {}
+    for part in p.parts:
+        if part.phase in phases:
+            spent[part.source] = spent.get(part.source, 0.0) + abs(part.ms)
+    whole = sum(spent.values())
+    shares = [(ms / whole, source) for source, ms in spent.items() if ms >= 0.005 * whole > 0]
+    if len(shares) == 1:
+        return shares[0][1]
+    return ", ".join(f"{source} {share:.0%}".replace("%", " %") for share, source in sorted(shares, reverse=True))
 
 
 def page(p: Prediction, explain: bool = False) -> Page:

@@ -99,8 +99,18 @@ def scenario_of(values: dict[str, Any]) -> Scenario:
 
     Raises InputError.
     """
-    from specsim.errors import InputError
     from specsim.scenarios import build
+
+    options, notes = options_of(values)
+    return build(**options).noted(notes)
+
+
+def options_of(values: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The arguments of `specsim.scenarios.build` for a command's options, and notes on the launch line among them.
+
+    Raises InputError.
+    """
+    from specsim.errors import InputError
 
     options = {k: v for k, v in values.items() if v is not None and v != () and k not in ("sglang_args", "vllm_args")}
     lines = [(engine, str(line)) for engine in ("sglang", "vllm") if (line := values.get(f"{engine}_args")) is not None]
@@ -126,9 +136,4 @@ def scenario_of(values: dict[str, Any]) -> Scenario:
             notes = (*notes, "the launch line names no model: the default one is priced")
         if launch.unknown:
             notes = (*notes, f"flags not known, left out: {', '.join(launch.unknown)}")
-    scenario = build(**options)
-    if not notes:
-        return scenario
-    from dataclasses import replace
-
-    return replace(scenario, warnings=tuple(dict.fromkeys([*notes, *scenario.warnings])))
+    return options, notes

@@ -1,0 +1,289 @@
+"""What the planner page asks: a prediction of options given as text, by the parser, resolver and equations of `predict`.
+
+A request is `{"options": {"batch": "8", ...}, "files": {"model": ID, ...}}`: options carry the command line's names and
+texts, files are those that were dropped on the page and are known by what `add_file` called them. Names in options are
+those of shipped models and boxes; no request makes specsim open a file.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import shlex
+from collections import OrderedDict
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import click
+
+from specsim import text
+from specsim.acceptance import list_profiles as acceptance_profiles
+from specsim.charts import charts_for
+from specsim.commands.scenario import options_of, scenario_options
+from specsim.configs import list_presets, load_preset, parse_model
+from specsim.engines import ENGINES, Engine, load_engine
+from specsim.errors import InputError, did_you_mean
+from specsim.files import as_text
+from specsim.machine import Machine
+from specsim.machine import build as build_machine
+from specsim.models import Model
+from specsim.policy import sglang_line, vllm_config, vllm_line
+from specsim.prediction import SAMPLES, Prediction, predict
+from specsim.profiles import Profile, list_profiles, load_shipped, parse_profile
+from specsim.quantities import Quantity
+from specsim.scenarios import LIMITS, METHODS, Scenario, build
+
+KINDS = ("model", "draft", "hardware")
+FILE_BYTES = 2**20  # of a dropped file
+FILES, ANSWERS, MACHINES = 32, 256, 32  # kept, the least recently used go first
+OPTION_LENGTH, LINE_LENGTH = 2_000, 20_000  # characters of an option, and of a launch line
+LAYER_KINDS = 256  # different layers of a dropped model: each costs time in every prediction
+TREE = 1024  # candidates of a draft tree: larger ones take seconds, and hold up everybody's page
+
+
+class Missing(InputError):
+    """Files that the planner does not have (any more): the page sends them again, or asks for them."""
+
+    def __init__(self, kinds: list[str]) -> None:
+        self.kinds = kinds
+        super().__init__(f"the dropped {' and '.join(kinds)} file is not here", mend="drop it again")
+
+
+@click.command("predict", add_help_option=False)
+@scenario_options
+def _options(**values: Any) -> None:
+    """The scenario options of the command line."""
+
+
+NAMES = {option.opts[0].lstrip("-"): option for option in _options.params if isinstance(option, click.Option)}
+
+
+class Planner:
+    """Answers requests. Bounded: it keeps some files, machines and answers, and nothing else between requests."""
+
+    def __init__(self) -> None:
+        self._files: OrderedDict[str, Model | Profile] = OrderedDict()
+        self._machine = lru_cache(MACHINES)(self._build_machine)
+        self._answer = lru_cache(ANSWERS)(self._make_answer)
+
+    def choices(self) -> dict[str, Any]:
+        """What the page offers to choose from."""
+        boxes = [load_shipped(name) for name in list_profiles()]
+        return {
+            "models": [{"name": p.name, "role": p.role, "drafts": p.drafts, "mtp": p.mtp} for p in list_presets()],
+            "boxes": [{"name": b.name, "gpus": b.gpus, "gpu": b.gpu.name, "link": b.link} for b in boxes],
+            "engines": [{"name": name, "version": load_engine(name).version} for name in ENGINES],
+            "methods": METHODS,
+            "acceptance": acceptance_profiles(),
+            "limits": LIMITS,
+        }
+
+    def add_file(self, kind: str, name: str, raw: bytes) -> dict[str, str]:
+        """Read a dropped file and keep it; what it is called from now on, and what was read. Raises InputError."""
+        if kind not in KINDS:
+            raise InputError(f"no files of kind {kind[:40]!r}", mend=did_you_mean(kind[:40], KINDS))
+        shown = " ".join(name.replace("\\", "/").rsplit("/", 1)[-1].split())[:80] or "file"
+        digest = hashlib.sha256(json.dumps([kind, shown]).encode() + raw).hexdigest()[:32]
+        read: Model | Profile
+        if kind == "hardware":
+            box = parse_profile(as_text(raw, shown, "hardware profile"), shown)
+            read = box.model_copy(update={"samples": {}, "environment": {}})  # what no prediction needs
+            about = f"{box.gpus} x {box.gpu.name}, {box.link}"
+        else:
+            stem = shown.rsplit(".", 1)[0]
+            read = parse_model(as_text(raw, shown, "model config"), shown, shown if stem == "config" else stem)
+            if len(read.layers) > LAYER_KINDS:
+                raise InputError(f"has {len(read.layers)} different layers", where=shown, mend="use specsim predict")
+            about = f"{read.architecture or 'model'}, {read.total_parameters / 1e9:,.2f} B parameters"
+        self._files[digest] = read
+        self._files.move_to_end(digest)
+        while len(self._files) > FILES:
+            self._files.popitem(last=False)
+        return {"id": digest, "name": read.name, "file": shown, "about": about}
+
+    def answer(self, request: Any) -> bytes:
+        """All that the page shows of a request, as JSON. Raises InputError, with the text of the command line."""
+        return self._answer(json.dumps(_checked(request), sort_keys=True))
+
+    def document(self, request: Any) -> str:
+        """What `predict --json` prints, to the byte."""
+        prediction, _ = self.predict(request)
+        return json.dumps(prediction.json(), indent=2, allow_nan=False) + "\n"
+
+    def table(self, request: Any) -> str:
+        """The prediction as CSV."""
+        return as_csv(self.predict(request)[0])
+
+    def predict(self, request: Any) -> tuple[Prediction, str]:
+        """The prediction of a request and the command that makes it. Raises InputError."""
+        request = _checked(request)
+        scenario, command = self._scenario(request["options"], request["files"])
+        engine = scenario.engine
+        box = request["files"].get("hardware") or scenario.profile.name
+        return predict(scenario, machine=self._machine(box, engine)), command
+
+    def _make_answer(self, canonical: str) -> bytes:
+        p, command = self.predict(json.loads(canonical))
+        document = p.json()
+        lines = {"sglang": sglang_line(p.scenario), "vllm": vllm_line(p.scenario)}
+        config = vllm_config(p.scenario)
+        shown = {
+            "headline": text.headline(p),
+            "verdict": text.verdict(p),
+            "mood": mood(p),
+            "figures": figures(p),
+            "rows": text.sourced_rows(p),
+            "charts": [chart.json() for chart in charts_for(document)],
+            "document": document,
+            "command": command,
+            "launch": {**lines, "vllm_config": None if config is None else json.dumps(config)},
+            "gpus": p.scenario.profile.gpus,
+        }
+        return json.dumps(shown, separators=(",", ":"), allow_nan=False).encode()
+
+    def _scenario(self, options: dict[str, Any], files: dict[str, str]) -> tuple[Scenario, str]:
+        missing = [kind for kind, digest in files.items() if digest not in self._files]
+        if missing:
+            raise Missing(missing)
+        arguments = [
+            (name, each) for name, value in options.items() for each in (value if name == "eager" else [value])
+        ]
+        try:
+            with _options.make_context("predict", [f"--{name}={value}" for name, value in arguments]) as context:
+                values = context.params
+        except click.ClickException as error:
+            raise InputError(error.format_message()) from None
+        resolved, notes = options_of(values)
+        for kind, digest in files.items():
+            self._files.move_to_end(digest)
+            resolved[kind] = self._files[digest]
+        for kind in KINDS:
+            if isinstance(resolved.get(kind), str):
+                resolved[kind] = _shipped(kind, resolved[kind])
+        _check(resolved)
+        words = [word for name, value in arguments for word in (f"--{name}", value)]
+        words += [word for kind, digest in files.items() for word in (f"--{kind}", self._files[digest].name)]
+        return build(**resolved).noted(notes), shlex.join(["specsim", "predict", *words])
+
+    def _build_machine(self, box: str, engine: Engine) -> Machine:
+        found = self._files.get(box) or load_shipped(box)
+        assert isinstance(found, Profile)
+        return build_machine(found, engine, samples=SAMPLES)
+
+
+def _checked(request: Any) -> dict[str, Any]:
+    """The request in canonical form: known names, texts of bounded length, files by their digest. Raises InputError."""
+    if not isinstance(request, dict) or not set(request) <= {"options", "files"}:
+        raise InputError("a request has options and files", where="request")
+    options, files = request.get("options", {}), request.get("files", {})
+    if not isinstance(options, dict) or not isinstance(files, dict):
+        raise InputError("options and files are objects", where="request")
+    for name, value in options.items():
+        if name not in NAMES:
+            raise InputError(f"no option --{name[:40]}", mend=did_you_mean(name[:40], list(NAMES)))
+        texts = value if isinstance(value, list) and name == "eager" else [value]
+        longest = LINE_LENGTH if name.endswith("-args") else OPTION_LENGTH
+        if len(texts) > 8 or not all(isinstance(x, str) and len(x) <= longest for x in texts):
+            raise InputError(f"is no text of at most {longest:,} characters", where=f"--{name}", mend="shorten it")
+    for kind, digest in files.items():
+        if kind not in KINDS or not isinstance(digest, str) or len(digest) > 64:
+            raise InputError("files are named by kind", where="request", mend=f"kinds: {', '.join(KINDS)}")
+    if isinstance(options.get("eager"), str):
+        options = {**options, "eager": [options["eager"]]}
+    return {"options": options, "files": files}
+
+
+def _shipped(kind: str, name: str) -> Model | Profile:
+    """The shipped model or box of that name. Raises InputError."""
+    try:
+        return load_shipped(name) if kind == "hardware" else load_preset(name)
+    except InputError as error:
+        what = "its profile's YAML" if kind == "hardware" else "its config.json"
+        raise InputError(f"{error}; or drop {what} on the page", where=f"--{kind}") from None
+
+
+def _check(options: Mapping[str, Any]) -> None:
+    """Raise InputError for what the command line takes and a page that others share does not."""
+    routing = options.get("routing")
+    if routing is not None and routing != "uniform" and not routing.startswith("zipf:"):
+        raise InputError(
+            f"{routing[:40]!r} is neither uniform nor zipf:S", where="--routing", mend="for example zipf:0.8"
+        )
+    topk, steps = options.get("topk") or 1, options.get("num_steps") or 1
+    if topk > 1 and topk + (steps - 1) * topk * topk > TREE:
+        raise InputError(f"the tree has more than {TREE:,} candidates", where="--topk", mend="use specsim predict")
+
+
+def mood(p: Prediction) -> str:
+    """The verdict as one word, for its colour: gain, loss, either, open (no acceptance given) or none."""
+    if p.breakeven_length is None:
+        return "none"
+    if not p.reachable:
+        return "loss"
+    if p.speedup is None:
+        return "open"
+    if p.speedup.low > 1 or p.speedup.high < 1:
+        return "gain" if p.speedup.value > 1 else "loss"
+    return "either"
+
+
+def figures(p: Prediction) -> list[dict[str, str]]:
+    """The few numbers that the page shows large."""
+    memory = p.memory
+
+    def figure(name: str, q: Quantity | None, unit: str = "") -> list[dict[str, str]]:
+        return [] if q is None else [{"name": name, "value": str(q), "unit": unit, "interval": q.interval}]
+
+    out = figure("speedup", p.speedup, "x")
+    out += figure("break-even rate", p.breakeven_rate) + figure("break-even length", p.breakeven_length, "tokens")
+    if p.accept_length is not None:
+        rate = "" if p.accept_rate is None else f"accept rate {p.accept_rate:.2f}"
+        out.append({"name": "this drafter", "value": f"{p.accept_length:.2f}", "unit": "tokens", "interval": rate})
+    out += figure("plain decoding", p.decode_tokens_per_s, "tok/s") + figure(
+        "speculative", p.spec_tokens_per_s, "tok/s"
+    )
+    out += figure("decode step", p.decode_ms, "ms") + figure("verify", p.verify_ms, "ms")
+    out += figure("cycle", p.cycle_ms, "ms")
+    if memory is not None:
+        used = f"{(memory.weights + memory.kv) / 1e9:,.0f}"
+        fits = "fits" if memory.fits else "does not fit"
+        out.append(
+            {
+                "name": "memory a GPU",
+                "value": used,
+                "unit": "GB",
+                "interval": f"{fits} in {memory.capacity / 1e9:,.0f} GB",
+            }
+        )
+    return out
+
+
+def as_csv(p: Prediction) -> str:
+    """Every number of a prediction, a row each; numbers as in its JSON document."""
+    document = p.json()
+    rows: list[tuple[Any, ...]] = [("table", "name", "value", "low", "high", "unit", "calls", "bytes", "origin")]
+    rows += [("scenario", name, value) for name, value in document["scenario"].items()]
+    for key, _, unit, phases in text.QUANTITIES:
+        found = getattr(p, key)
+        if isinstance(found, Quantity):
+            rows.append(("result", key, *found.json().values(), unit, "", "", text.origin(p, phases)))
+        elif found is not None:
+            rows.append(("result", key, found, "", "", unit, "", "", "given"))
+    for point in document["speedup_by_accept_rate"]:
+        rows.append(("speedup by accept rate", point["accept_rate"], *point["speedup"].values(), "x"))
+    for part in document["breakdown"]:
+        name = f"{part['phase']} {part['component']}"
+        rows.append(("breakdown", name, part["ms"], "", "", "ms", part["count"], part["bytes"], part["source"]))
+    rows += [("memory", name, value) for name, value in (document["memory"] or {}).items()]
+    rows += [("note", warning) for warning in document["warnings"]]
+    file = io.StringIO()
+    csv.writer(file, lineterminator="\n").writerows([_cell(value) for value in row] for row in rows)
+    return file.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    """A text that no spreadsheet takes for a formula."""
+    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
