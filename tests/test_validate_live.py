@@ -121,12 +121,12 @@ def test_cycle_with_its_phases() -> None:
 def test_vllm_is_measured_by_the_same_call() -> None:
     point = one(engine="vllm", draft_tokens=3, step_ms=4.0)
     assert point.cycle_ms is not None
-    assert point.cycle_ms.value == pytest.approx(4.0, rel=0.15)  # the client's clock: a busy machine may disturb it
+    assert point.cycle_ms.value == pytest.approx(4.0, rel=0.3)  # the client's clock: a busy machine disturbs it
     assert point.tokens_per_cycle == pytest.approx(2, rel=0.1)
     assert point.accept_rate_by_position == [1.0, 0.0]
     plain = one(engine="vllm", step_ms=4.0)
     assert plain.decode_ms is not None
-    assert plain.decode_ms.value == pytest.approx(4.0, rel=0.15)
+    assert plain.decode_ms.value == pytest.approx(4.0, rel=0.3)
 
 
 def test_without_metrics_the_step_is_still_measured() -> None:
