@@ -31,6 +31,7 @@ FULL_SIZES = tuple(
 )
 QUICK_SIZES = tuple(KB * s for s in (4, 8, 16, 32, 48, 64, 128, 256, 512, 1024, 4096))
 FORCED_SIZES = tuple(KB * s for s in (4, 16, 32, 64, 128, 256, 512, 1024, 4096))
+EAGER_SIZES = tuple(KB * s for s in (16, 64, 1024))  # of a forced kind
 CPU_SIZES = tuple(KB * s for s in (4, 16, 64, 256))
 
 # implementation -> environment that makes NCCL use it; each runs in worker processes of its own
@@ -47,28 +48,38 @@ VARIANTS: dict[str, dict[str, str]] = {
 
 
 def cases(context: Context) -> list[Case]:
+    """Every number of ranks in graphs; alone and eager for those that models are cut over. A forced kind, which is there
+    to explain the default one, has fewer sizes."""
     if context.world < 2:
         return []
     name = str(context.options.get("implementation", "nccl"))
     forced = name != "nccl" and name not in ENGINES
+    usual = sorted({n for n in (2, 4, 8) if n < context.world} | {context.world}, reverse=True)
+    every = usual if forced or context.quick else list(range(context.world, 1, -1))
     sizes = QUICK_SIZES if context.quick else FORCED_SIZES if forced else FULL_SIZES
     if not context.gpu:
         sizes = CPU_SIZES[:: 2 if context.quick else 1]
-    counts = [context.world] if forced else list(range(context.world, 1, -1))
-    if context.quick and not forced and context.world > 2:
-        counts = sorted({2, 4, context.world} & set(counts), reverse=True)
     if name in ENGINES:
-        counts = [n for n in counts if n in ENGINE_RANKS[name]]
         sizes = tuple(s for s in sizes if s <= LIMITS[name])
-    modes = ("graph",) if forced else ("graph", "alone", "eager")
-    return [_case(name, n, mode, s) for n in counts for mode in modes for s in sizes]
+    few = tuple(s for s in sizes if s in EAGER_SIZES)
+    plan = [("graph", every, sizes)]
+    plan += [(mode, usual[:1] if forced else usual, few if forced else sizes) for mode in ("alone", "eager")]
+    allowed = ENGINE_RANKS.get(name)
+    return [
+        _case(context, name, n, mode, nbytes)
+        for mode, counts, some in plan
+        for n in counts
+        for nbytes in some
+        if allowed is None or n in allowed
+    ]
 
 
-def _case(implementation: str, ranks: int, mode: str, nbytes: int) -> Case:
+def _case(context: Context, implementation: str, ranks: int, mode: str, nbytes: int) -> Case:
     params = {"ranks": ranks, "mode": mode, "bytes": nbytes}
     first = mode == "graph" and nbytes <= 4 * KB  # it makes the connections and compiles
     timeout = COMPILE_S if first and implementation in ENGINES else 60.0
-    return Case(NAME, implementation, params, bytes=nbytes, ranks=ranks, estimate_s=0.5, timeout_s=timeout)
+    estimate = (0.6 if mode == "eager" else 0.15) * (1.0 if context.gpu and not context.quick else 0.4)
+    return Case(NAME, implementation, params, bytes=nbytes, ranks=ranks, estimate_s=estimate, timeout_s=timeout)
 
 
 def run(context: Context, case: Case) -> Measurement:

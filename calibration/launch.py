@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,7 @@ from specsim.files import write_atomically
 
 GRACE_S = 3.0  # between asking a process to end and killing it, and between a rank's error and the others' end
 MOST_ATTEMPTS = 12
+MOST_LOSSES = 2  # processes that one operator over one number of ranks may cost; its other sizes would cost more
 DISK_FULL = 4
 
 # Multicast objects on NVLink can put a shared host's GPUs out of service: never made unless asked for.
@@ -72,11 +74,12 @@ def run_stage(stage: Stage, setting: Setting, event: Event, *, number: int = 0) 
     if setting.node > 0 and stage.ranks == 1:
         return []  # single-rank stages run on the first node
     troubles: list[str] = []
+    lost: Counter[tuple[str, str, int]] = Counter()
     try:
         for attempt in range(MOST_ATTEMPTS):
             path = setting.folder / "stages" / f"{stage.name}.{attempt}.json"
             if setting.node == 0:
-                _write_stage(path, stage, setting)
+                _write_stage(path, stage, setting, [what for what, n in lost.items() if n >= MOST_LOSSES])
             elif not _appears(path, over, event):
                 return troubles
             trouble = _attempt(stage, setting, path, number * MOST_ATTEMPTS + attempt, event)
@@ -88,6 +91,7 @@ def run_stage(stage: Stage, setting: Setting, event: Event, *, number: int = 0) 
             if not key:  # it did not get as far as a case: trying again would end the same way
                 return troubles
             _record_failure(setting.folder, stage, key, text)
+            lost[_what(setting.folder, stage, key)] += 1
         troubles.append(f"{stage.name}: given up after {MOST_ATTEMPTS} attempts")
         return troubles
     finally:
@@ -119,16 +123,26 @@ def results(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _write_stage(path: Path, stage: Stage, setting: Setting) -> None:
-    """What the workers need to know, before they start."""
+def _write_stage(path: Path, stage: Stage, setting: Setting, given_up: list[tuple[str, str, int]]) -> None:
+    """What the workers need to know, before they start. given_up: measure, operator and ranks that are not tried again."""
     for old in setting.folder.glob(f"{stage.name}.rank*.json"):
         old.unlink(missing_ok=True)
     document = {
         "name": stage.name, "folder": str(setting.folder), "measures": list(stage.measures), "cpu": setting.cpu,
         "quick": setting.quick, "shapes": setting.shapes, "skip": sorted(finished(setting.folder)),
-        "options": stage.options, "start_timeout_s": setting.start_timeout_s,
+        "options": stage.options, "given_up": given_up, "start_timeout_s": setting.start_timeout_s,
     }  # fmt: skip
     write_atomically(path, dumps(document))
+
+
+def _what(folder: Path, stage: Stage, key: str) -> tuple[str, str, int]:
+    """Measure, operator and ranks of a case."""
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        cases = json.loads((folder / f"{stage.name}.cases.json").read_text())["cases"]
+        for case in cases:
+            if case["key"] == key:
+                return case["measure"], case["operator"], case["ranks"]
+    return "", key, 0
 
 
 def _attempt(stage: Stage, setting: Setting, path: Path, turn: int, event: Event) -> tuple[str, str] | None:

@@ -109,6 +109,7 @@ def _implementations(plan: Plan) -> list[str]:
     if plan.cpu:
         return []
     engines = [name for name in ENGINES if importable(name) and not plan.no_p2p and plan.nodes == 1]
+    engines = engines[:1] if plan.quick else engines
     forced = [n for n in VARIANTS if n != "nccl" and n not in ENGINES and not (plan.no_p2p and n == "nccl-no-p2p")]
     return engines + ([] if plan.quick else forced)
 
@@ -253,9 +254,8 @@ class _Clock:
                 estimates |= {c["key"]: float(c["estimate_s"]) for c in cases}
                 left += START_S[self.plan.cpu] * (number > self.stage)
                 continue
-            left += START_S[self.plan.cpu] + {"one": 60.0, "all": 45.0}.get(stage.name, 6.0) * (
-                0.4 if self.plan.quick else 1.0
-            )
+            usual = {"one": 60.0, "all": 45.0} | dict.fromkeys(ENGINES, 30.0)
+            left += START_S[self.plan.cpu] + usual.get(stage.name, 6.0) * (0.4 if self.plan.quick else 1.0)
         elapsed = time.monotonic() - self.started
         fresh = [k for k in estimates if k in done and k not in self.before]
         planned = sum(estimates[k] for k in fresh)

@@ -56,6 +56,7 @@ def main(arguments: list[str]) -> int:
 
 def _run(context: Context, stage: dict[str, Any], reporter: Reporter) -> int:
     skip = set(stage["skip"])
+    given_up = [tuple(what) for what in stage.get("given_up", ())]
     modules = {n: importlib.import_module(n if "." in n else f"specsim.calibration.{n}") for n in stage["measures"]}
     planned = [(modules[name], case) for name in stage["measures"] for case in modules[name].cases(context)]
     cases = [case for _, case in planned]
@@ -68,6 +69,11 @@ def _run(context: Context, stage: dict[str, Any], reporter: Reporter) -> int:
     for module, case in planned:
         key = case.key
         if key in skip or context.rank >= case.ranks:
+            continue
+        if (case.measure, case.operator, case.ranks) in given_up:
+            if context.rank == 0:
+                why = f"not tried: {case.operator} over {case.ranks} ranks hung or ended its processes more than once"
+                reporter.failed(key, case, time.time(), RuntimeError(why))
             continue
         reporter.state("running", case.size, timeout_s=case.timeout_s, key=key)
         if not _one(context, module, case, key, reporter):

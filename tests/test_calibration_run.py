@@ -176,6 +176,28 @@ def test_a_bad_case_is_recorded_and_the_others_are_measured(tmp_path: Path, faul
         assert troubles == []  # all ranks came through: no restart
 
 
+def test_an_operator_that_hangs_again_is_given_up(tmp_path: Path, faulty: Path) -> None:
+    """Six sizes of an operator that all hang for their 2 s: two are waited for, four are recorded as not tried."""
+    code = faulty / "faulty" / "measures.py"
+    code.write_text(
+        code.read_text()
+        .replace('for name in ("before", "bad", "after")]', 'for name in ("before", *["bad"] * 6, "after")]')
+        .replace('{"bytes": 4096}', '{"bytes": 4096 + next(COUNT)}')
+        .replace("NAME, RANKS", "import itertools\nCOUNT = itertools.count()\nNAME, RANKS")
+        .replace("timeout_s=2.0", "timeout_s=0.5")
+    )
+    from specsim.calibration.launch import results
+
+    start = time.monotonic()
+    run_faulty(tmp_path / "out", faulty, "hang")
+    found = results(tmp_path / "out")
+    assert [r["operator"] for r in found if r["status"] == "done"] == ["after", "before"]
+    bad = [r["error"] for r in found if r["operator"] == "bad"]
+    assert sum("hung for" in e for e in bad) == 2
+    assert sum("not tried: bad over 2 ranks hung" in e for e in bad) == 4
+    assert time.monotonic() - start < 60
+
+
 def test_a_full_disk_ends_the_run_and_keeps_what_was_measured(tmp_path: Path, faulty: Path) -> None:
     from specsim.calibration.launch import results
 
@@ -224,12 +246,48 @@ def test_two_ranks_end_to_end(tmp_path: Path) -> None:
     assert workers(out) == []
 
 
-def test_eight_ranks_reduce_over_subgroups(tmp_path: Path) -> None:
+def test_eight_ranks_run_the_whole_calibration(tmp_path: Path) -> None:
+    """All measurements with eight processes: the curves of 2, 4 and 8 ranks, and a profile that predicts with a warning."""
     out = tmp_path / "out"
-    done = calibrate("--ranks", 8, "--only", "allreduce", "--out", out, "-o", tmp_path / "eight.yaml", cwd=tmp_path)
+    done = calibrate("--ranks", 8, "--out", out, "-o", tmp_path / "eight.yaml", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert {c.ranks for c in load_profile(str(tmp_path / "eight.yaml")).allreduce} == {2, 4, 8}
+    assert json.loads(done.stdout)["failed"] == 0
+    profile = load_profile(str(tmp_path / "eight.yaml"))
+    assert profile.gpus == 8
+    assert {(c.ranks, c.mode) for c in profile.allreduce} == {(n, m) for n in (2, 4, 8) for m in ("graph", "eager")}
+    assert {r.get("rank") for r in json.loads((tmp_path / "eight.record.json").read_text())["samples"]} == set(range(8))
     assert workers(out) == []
+    line = [
+        sys.executable,
+        "-m",
+        "specsim",
+        "predict",
+        "--model",
+        "Llama-3.1-8B",
+        "--hardware",
+        str(tmp_path / "eight.yaml"),
+    ]
+    predicted = subprocess.run(line, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert predicted.returncode == 0, predicted.stderr
+    assert "was made without a GPU" in predicted.stdout
+
+
+@pytest.mark.parametrize("world", [3, 5, 6, 7, 8])
+def test_all_reduce_is_planned_for_any_number_of_gpus(world: int) -> None:
+    """In graphs over every number of ranks; eager over the numbers that models are cut over, and over all."""
+    from types import SimpleNamespace
+
+    from specsim.calibration.allreduce import cases
+    from specsim.calibration.context import Context
+
+    gpu = SimpleNamespace(type="cuda")
+    planned = cases(Context(0, world, 0, gpu, False, {}))
+    assert {c.ranks for c in planned if c.params["mode"] == "graph"} == set(range(2, world + 1))
+    assert {c.ranks for c in planned if c.params["mode"] == "eager"} == {n for n in (2, 4, 8) if n < world} | {world}
+    forced = cases(Context(0, world, 0, gpu, False, {}, {"implementation": "nccl-ll"}))
+    assert {c.params["mode"] for c in forced} == {"graph", "alone", "eager"}
+    older = cases(Context(0, world, 0, gpu, False, {}, {"implementation": "custom-v1"}))
+    assert {c.ranks for c in older} <= {2, 4, 6, 8}
 
 
 def start_and_wait(folder: Path, cwd: Path) -> subprocess.Popen[str]:
