@@ -2,12 +2,15 @@
 
 What: clocks, power limits, throttling, GPU kinds, peer access, PCIe generation and width, topology, ECC, MIG, processes.
 Against: the GPU's own maxima and its neighbours. Units: MHz, W, MiB, as nvidia-smi prints them.
+Data that peer access returns are compared too where `peers` can run (see calibration/peers.py).
 """
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -22,13 +25,15 @@ FIELDS = (
     "index", "name", "uuid", "driver_version", "pstate", "clocks.sm", "clocks.max.sm", "clocks.mem", "clocks.max.mem",
     "power.draw", "power.limit", "power.default_limit", "clocks_event_reasons.active", "clocks_throttle_reasons.active",
     "temperature.gpu", "pcie.link.gen.current", "pcie.link.gen.max", "pcie.link.width.current", "pcie.link.width.max",
-    "ecc.mode.current", "ecc.errors.uncorrected.volatile.total", "mig.mode.current", "memory.used", "memory.total",
+    "ecc.mode.current", "ecc.errors.uncorrected.volatile.total", "remapped_rows.pending", "mig.mode.current", "memory.used", "memory.total",
     "utilization.gpu", "compute_mode",
 )  # fmt: skip
 # Bits of the throttle reasons that cost time, and what they mean (NVML's nvmlClocksEventReasons)
 REASONS = {
-    0x4: "power cap", 0x8: "hardware slowdown", 0x20: "temperature (software)", 0x40: "temperature (hardware)", 0x80: "power brake",
+    0x2: "clocks set by hand", 0x4: "power cap", 0x8: "hardware slowdown", 0x10: "sync boost", 0x20: "temperature (software)", 0x40: "temperature (hardware)", 0x80: "power brake",
 }  # fmt: skip
+DEADLINE_S = 15.0  # for everything
+HIDDEN_MIB = 2048.0  # of memory in use without a process to be seen
 GB_S_PER_LANE = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.97, 5: 3.94, 6: 7.56}  # one direction, after encoding
 P2P_WORDS = {
     "CNS": "the chipset does not support it", "GNS": "the GPU does not support it", "TNS": "the topology does not support it",
@@ -51,11 +56,13 @@ class Finding:
 
 @dataclass
 class Health:
-    """What nvidia-smi said. gpus: one dictionary of FIELDS each; links: topology and p2p by pair "0-1"."""
+    """What nvidia-smi said. gpus: one dictionary of FIELDS each; topology and p2p by pair "0-1"; peer_data: wrong values
+    of 1 MB copied, by pair "from-to", for the pairs that were checked."""
 
     gpus: list[dict[str, str]] = field(default_factory=list)
     topology: dict[str, str] = field(default_factory=dict)
     p2p: dict[str, str] = field(default_factory=dict)
+    peer_data: dict[str, int] = field(default_factory=dict)
     processes: list[dict[str, str]] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
 
@@ -69,14 +76,18 @@ class Health:
             "schema": "specsim.health/1",
             "healthy": not any(f.level in ("error", "warning") for f in self.findings),
             "findings": [asdict(f) for f in self.findings],
-            "gpus": self.gpus, "topology": self.topology, "p2p": self.p2p, "processes": self.processes,
+            "gpus": self.gpus, "topology": self.topology, "p2p": self.p2p, "peer_data": self.peer_data,
+            "processes": self.processes,
         }  # fmt: skip
 
 
-def nvidia_smi(arguments: list[str]) -> str:
+def nvidia_smi(arguments: list[str], timeout_s: float = 15.0) -> str:
     """Output of nvidia-smi. Raises WorkError when there is none, or when it fails or takes long."""
     try:
-        done = subprocess.run(["nvidia-smi", *arguments], capture_output=True, text=True, timeout=15, errors="replace")
+        done = subprocess.run(
+            ["nvidia-smi", *arguments], capture_output=True, text=True, timeout=timeout_s, encoding="utf-8",
+            errors="replace", env={**os.environ, "LC_ALL": "C"},
+        )  # fmt: skip
     except FileNotFoundError:
         raise WorkError(
             "nvidia-smi is not here: no NVIDIA driver on this machine (or not on PATH), so there are no GPUs to check"
@@ -91,9 +102,15 @@ def nvidia_smi(arguments: list[str]) -> str:
     return output
 
 
-def collect(run: Runner = nvidia_smi) -> Health:
-    """Ask nvidia-smi for everything and judge it. Raises WorkError when it does not run at all."""
+def collect(run: Runner | None = None, *, peers: bool = False) -> Health:
+    """Ask nvidia-smi for everything and judge it, in DEADLINE_S at most. Raises WorkError when it does not run at all.
+
+    peers: also compare what GPUs read from each other, which needs torch.
+    """
+    end = time.monotonic() + DEADLINE_S
+    run = run or (lambda arguments: nvidia_smi(arguments, max(1.0, end - time.monotonic() - 1.0)))
     health = Health(gpus=gpus(run))
+    check = _start_peers(health) if peers and len(health.gpus) > 1 else None
     for name, arguments in (("topology", ["topo", "-m"]), ("p2p", ["topo", "-p2p", "r"])):
         try:
             setattr(health, name, pairs(run(arguments)))
@@ -106,8 +123,28 @@ def collect(run: Runner = nvidia_smi) -> Health:
         )
     except WorkError:
         health.findings.append(Finding("note", "nvidia-smi does not list processes here"))
-    health.findings += judge(health)
+    if check is not None:
+        health.peer_data, why = check.finish(end)
+        if why:
+            health.findings.append(Finding("note", f"data between GPUs were not all compared: {why}"))
+    health.findings = _worst_first(health.findings + judge(health))
     return health
+
+
+def _start_peers(health: Health) -> Any:
+    """The check of what GPUs read from each other, started; None, and a note, where it cannot be."""
+    import importlib.util
+
+    if importlib.util.find_spec("torch") is None:
+        health.findings.append(Finding("note", "data between GPUs were not compared: PyTorch is not installed"))
+        return None
+    from specsim.calibration.peers import Check
+
+    try:
+        return Check()
+    except RuntimeError as error:
+        health.findings.append(Finding("note", f"data between GPUs were not compared: {error}"))
+        return None
 
 
 def gpus(run: Runner = nvidia_smi) -> list[dict[str, str]]:
@@ -119,15 +156,21 @@ def gpus(run: Runner = nvidia_smi) -> list[dict[str, str]]:
         if unknown and unknown.group(1) in fields:
             fields.remove(unknown.group(1))
             continue
-        rows = [
-            [cell.strip() for cell in line.split(",")]
-            for line in text.splitlines()
-            if line.count(",") == len(fields) - 1
-        ]
+        rows = [row for line in text.splitlines() if (row := _cells(line, fields)) is not None]
         if not rows:
             raise WorkError(f"nvidia-smi lists no GPU: {' '.join(text.split())[:200] or 'it printed nothing'}")
         return [dict(zip(fields, row, strict=True)) for row in rows]
     raise WorkError("nvidia-smi knows none of the fields asked for")
+
+
+def _cells(line: str, fields: list[str]) -> list[str] | None:
+    """The cells of a GPU's line; None for a line of another kind. A comma within a cell can only be the name's."""
+    cells = [cell.strip() for cell in line.split(",")]
+    more = len(cells) - len(fields)
+    if more < 0 or (fields[0] == "index" and not cells[0].isdigit()):
+        return None
+    at = fields.index("name") if "name" in fields else 0
+    return [*cells[:at], ", ".join(cells[at : at + more + 1]), *cells[at + more + 1 :]]
 
 
 def pairs(text: str) -> dict[str, str]:
@@ -190,6 +233,17 @@ def judge(health: Health) -> list[Finding]:
         memory = f", {used / 1024:.1f} GiB" if used else ""
         what = f"GPU {gpu_index}: {count} other process{'es' * (count > 1)} on it{memory}"
         found.append(Finding("warning", what, "measurements and requests share the GPU with them"))
+    for gpu in health.gpus:
+        used = number(gpu, "memory.used") or 0.0
+        if used > HIDDEN_MIB and gpu.get("index", "?") not in busy:
+            what = (
+                f"GPU {gpu.get('index', '?')}: {used / 1024:.1f} GiB in use by processes that cannot be seen from here"
+            )
+            found.append(Finding("warning", what, "measurements and requests share the GPU with them"))
+    return _worst_first(found)
+
+
+def _worst_first(found: list[Finding]) -> list[Finding]:
     return sorted(found, key=lambda f: ("error", "warning", "note").index(f.level))
 
 
@@ -227,6 +281,15 @@ def _judge_one(gpu: dict[str, str]) -> list[Finding]:
     if why:
         speed = f"at {clock:.0f} of {clock_max:.0f} MHz" if clock and clock_max else "its clock is lowered"
         found.append(Finding("warning", f"{at} is throttled by {', '.join(why)}", speed))
+    broken = sorted(
+        {v for v in gpu.values() if "requires reset" in v.lower() or "gpu is lost" in v.lower() or v == "ERR!"}
+    )
+    if broken:
+        found.append(Finding("error", f"{at} reports {broken[0]!r}", "it cannot be used until it is reset"))
+    if gpu.get("remapped_rows.pending", "").lower() in ("yes", "1"):
+        found.append(Finding("warning", f"{at} has memory rows to remap", "errors may recur until it is reset"))
+    if gpu.get("name", "").startswith("GRID "):
+        found.append(Finding("note", f"{at} is a virtual GPU", "others may share it: times vary with what they do"))
     errors = number(gpu, "ecc.errors.uncorrected.volatile.total")
     if errors:
         found.append(
@@ -263,7 +326,7 @@ def _judge_kinds(gpus: list[dict[str, str]]) -> list[Finding]:
         ("clocks.max.sm", "maximum clocks"),
         ("power.limit", "power limits"),
     ):
-        values = Counter(g[key] for g in gpus if key in g)
+        values = Counter(g[key] for g in gpus if key in g and (key == "name" or number(g, key) is not None))
         if len(values) > 1:
             parts = ", ".join(f"{n} x {value}" for value, n in values.most_common())
             found.append(
@@ -280,6 +343,11 @@ def _judge_links(health: Health) -> list[Finding]:
     found: list[Finding] = []
     if len(health.gpus) < 2:
         return found
+    for pair, wrong in health.peer_data.items():
+        if wrong:
+            source, target = pair.split("-")
+            cost = "NCCL's sums over peer access are wrong too; set NCCL_P2P_DISABLE=1, or turn off the IOMMU or ACS"
+            found.append(Finding("error", f"GPU {target} reads wrong data from GPU {source} ({wrong} of 1 MB)", cost))
     barred: dict[str, list[str]] = {}
     for pair, word in health.p2p.items():
         if word != "OK":
@@ -307,4 +375,30 @@ def _judge_links(health: Health) -> list[Finding]:
             more = f"; {across} of {sum(links.values())} pairs cross the processors' link" if across else ""
             cost = f"every all-reduce crosses PCIe, and its time climbs steeply with its bytes{more}"
             found.append(Finding("note", "GPUs are joined by PCIe only", cost))
+    return found
+
+
+def under_load(samples: list[list[dict[str, str]]]) -> list[Finding]:
+    """What the GPUs did while they were measured: throttling with its reason, and PCIe links that stayed slow.
+
+    samples: what `gpus` gave, several times. A GPU counts in those in which it was busy.
+    """
+    busy: dict[str, list[dict[str, str]]] = {}
+    for sample in samples:
+        for gpu in sample:
+            if (number(gpu, "utilization.gpu") or 0) > 10:
+                busy.setdefault(gpu.get("index", "?"), []).append(gpu)
+    found: list[Finding] = []
+    for index, seen in busy.items():
+        why = Counter(reason for gpu in seen for reason in reasons(gpu))
+        if why:
+            times = ", ".join(f"{reason} in {n} of {len(seen)} looks" for reason, n in why.most_common())
+            clocks = sorted(c for gpu in seen if (c := number(gpu, "clocks.sm")))
+            at = f"clocks down to {clocks[0]:.0f} MHz" if clocks else "clocks were lowered"
+            found.append(Finding("warning", f"GPU {index} was throttled while measured ({times})", at))
+        gen = max(number(gpu, "pcie.link.gen.current") or 0 for gpu in seen)
+        most = number(seen[0], "pcie.link.gen.max") or 0
+        if 0 < gen < most:
+            cost = "it stayed there under load: copies and all-reduces that cross PCIe are slower"
+            found.append(Finding("warning", f"GPU {index} ran at PCIe gen {gen:.0f} of {most:.0f}", cost))
     return found

@@ -182,6 +182,9 @@ def run(plan: Plan, report: Callable[[Progress], None], trouble: Callable[[str],
     if not any(r["status"] == "done" for r in found):
         first = troubles[0] if troubles else next((r["error"] for r in found), "no measurement ran")
         raise WorkError(f"nothing could be measured: {first} (logs in {plan.folder / 'logs'})")
+    for finding in health.under_load(clock.seen):
+        troubles.append(finding.line)
+        trouble(finding.line)
     surroundings = environment(plan, todo, box, clock.samples)
     return Outcome(found, surroundings, box.document() if box else None, troubles, interrupted)
 
@@ -229,6 +232,7 @@ class _Clock:
         self.started = self.last = time.monotonic()
         self.sampled = time.monotonic()
         self.samples: list[dict[str, Any]] = []
+        self.seen: list[list[dict[str, str]]] = []
         self.before = finished(plan.folder)
 
     def tick(self) -> Progress | None:
@@ -239,6 +243,7 @@ class _Clock:
                 gpus = health.gpus()
                 clocks = [c for g in gpus if (c := health.number(g, "clocks.sm"))]
                 self.samples.append({"clocks": clocks, "reasons": sorted({r for g in gpus for r in health.reasons(g)})})
+                self.seen.append(gpus)
         if now - self.last < 0.5:
             return None
         self.last = now

@@ -19,7 +19,7 @@ GOOD = {
     "clocks.mem": "3201", "clocks.max.mem": "3201", "power.draw": "120.5", "power.limit": "700.00", "power.default_limit": "700.00",
     "clocks_event_reasons.active": "0x0000000000000001", "clocks_throttle_reasons.active": "0x0000000000000001", "temperature.gpu": "33",
     "pcie.link.gen.current": "5", "pcie.link.gen.max": "5", "pcie.link.width.current": "16", "pcie.link.width.max": "16",
-    "ecc.mode.current": "Enabled", "ecc.errors.uncorrected.volatile.total": "0", "mig.mode.current": "Disabled", "memory.used": "4",
+    "ecc.mode.current": "Enabled", "ecc.errors.uncorrected.volatile.total": "0", "remapped_rows.pending": "No", "mig.mode.current": "Disabled", "memory.used": "4",
     "memory.total": "143771", "utilization.gpu": "0", "compute_mode": "Default",
 }  # fmt: skip
 
@@ -81,10 +81,53 @@ def test_healthy_box_has_no_findings() -> None:
         ({3: {"mig.mode.current": "Enabled"}}, "error", "GPU 3 is split by MIG"),
         ({4: {"name": "NVIDIA H100"}}, "warning", "GPUs of different kinds: 7 x NVIDIA H200, 1 x NVIDIA H100"),
         ({4: {"ecc.mode.current": "Disabled"}}, "note", "ECC is off"),
+        ({2: {"clocks.sm": "[GPU requires reset]"}}, "error", "GPU 2 reports '[GPU requires reset]'"),
+        ({2: {"temperature.gpu": "ERR!"}}, "error", "GPU 2 reports 'ERR!'"),
+        ({2: {"remapped_rows.pending": "Yes"}}, "warning", "GPU 2 has memory rows to remap"),
+        ({6: {"name": "GRID A100D-80C"}}, "note", "GPU 6 is a virtual GPU"),
+        ({6: {"memory.used": "81920"}}, "warning", "GPU 6: 80.0 GiB in use by processes that cannot be seen"),
+        ({7: {"clocks_event_reasons.active": "0x0000000000000082"}}, "warning", "throttled by clocks set by hand, power brake"),
     ],
 )  # fmt: skip
 def test_defect_is_named_with_what_it_costs(defects: dict[int, dict[str, str]], level: str, words: str) -> None:
     assert any(line.startswith(level) and words in line for line in findings(Box(8, defects)))
+
+
+@pytest.mark.parametrize("count", [1, 3, 5, 6])
+def test_any_number_of_gpus(count: int) -> None:
+    found = health.collect(Box(count))
+    assert len(found.gpus) == count
+    assert len(found.topology) == count * (count - 1) // 2
+    assert found.findings == []
+
+
+def test_wrong_data_between_gpus_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    from specsim.calibration import peers
+
+    class Check:
+        def finish(self, until: float) -> tuple[dict[str, int], str]:
+            return {"0-1": 0, "1-0": 4096}, "it took too long"
+
+    monkeypatch.setattr(peers, "Check", Check)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    found = health.collect(Box(2), peers=True)
+    lines = [f"{f.level} {f.line}" for f in found.findings]
+    assert lines[0].startswith("error GPU 0 reads wrong data from GPU 1 (4096 of 1 MB)")
+    assert "note data between GPUs were not all compared: it took too long" in lines
+    assert found.document()["peer_data"] == {"0-1": 0, "1-0": 4096}
+
+
+def test_throttling_and_slow_links_under_load_are_told() -> None:
+    """GPU 1 is busy in both looks: power cap in one, PCIe gen 3 in both. GPU 0 is idle: its gen 1 is usual."""
+    idle = {"pcie.link.gen.current": "1", "utilization.gpu": "0", "clocks_event_reasons.active": "0x4"}
+    busy = {"pcie.link.gen.current": "3", "utilization.gpu": "99"}
+    capped = {**busy, "clocks_event_reasons.active": "0x4", "clocks.sm": "1200"}
+    looks = [health.gpus(Box(2, {0: idle, 1: one})) for one in (busy, capped)]
+    assert [f.line for f in health.under_load(looks)] == [
+        "GPU 1 was throttled while measured (power cap in 1 of 2 looks): clocks down to 1200 MHz",
+        "GPU 1 ran at PCIe gen 3 of 5: it stayed there under load: copies and all-reduces that cross PCIe are slower",
+    ]
+    assert health.under_load([]) == []
 
 
 def test_no_peer_access_and_pcie_only_are_told_apart_from_nvlink() -> None:
@@ -111,6 +154,14 @@ def test_fields_that_an_older_driver_does_not_know_are_dropped() -> None:
 def test_values_that_are_not_there_find_nothing(value: str) -> None:
     empty = {f: value for f in GOOD if f not in ("name", "uuid", "memory.total", "clocks.max.sm", "power.limit")}
     assert findings(Box(2, {0: empty, 1: empty})) == []
+
+
+def test_commas_in_a_name_and_lines_of_other_kinds_do_no_harm() -> None:
+    def run(arguments: list[str]) -> str:
+        text = Box(2, {1: {"name": "NVIDIA RTX, special edition"}})(arguments)
+        return f"{text}WARNING: infoROM is corrupted at gpu 0000:01:00.0\n" if "--query-gpu" in arguments[0] else text
+
+    assert [g["name"] for g in health.gpus(run)] == ["NVIDIA H200", "NVIDIA RTX, special edition"]
 
 
 @pytest.mark.parametrize("output", ["", "No devices were found\n", "garbage"])
@@ -159,6 +210,31 @@ def test_doctor_reports_in_seconds_and_fails_on_a_broken_gpu(tmp_path: Path) -> 
     document = json.loads(broken.stdout)
     assert document["findings"][0]["level"] == "error"
     assert not document["healthy"]
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("import time; time.sleep(60)", "does not answer"),
+        ("print('Failed to initialize NVML: Driver/library version mismatch'); sys.exit(18)", "version mismatch"),
+        (
+            "print('Unable to determine the device handle for GPU0: GPU is lost.', file=sys.stderr); sys.exit(15)",
+            "GPU is lost",
+        ),
+    ],
+)
+def test_a_driver_that_hangs_or_fails_is_told_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, words: str
+) -> None:
+    script = tmp_path / "nvidia-smi"
+    script.write_text(f"#!{sys.executable}\nimport sys\n{body}\n")
+    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(health, "DEADLINE_S", 3.0)
+    start = time.monotonic()
+    with pytest.raises(WorkError, match=words):
+        health.collect()
+    assert time.monotonic() - start < 6.0
 
 
 def test_doctor_without_nvidia_smi_is_one_clear_line(tmp_path: Path) -> None:
