@@ -19,7 +19,7 @@ READING_ORDER = """
     errors files quantities pages records
     models keys formats families patterns drafters configs model_text
     routing ops profiles profile_text engines launch machine forward
-    acceptance scenarios cycle memory prediction text
+    acceptance scenarios cycle memory prediction agreement text
     chart_style chart_predict chart_sweep chart_plan chart_runs chart_causes chart_hardware charts report_parts report
     workload simulation_costs simulation_reference metrics simulation_kernel simulation
     load_replay replay replay_text engine_fit fit_text nccl_tests link_tests importers

@@ -21,6 +21,22 @@ REDRAWN_S, SAID_S = 0.1, 5.0  # how often progress is shown on a terminal, and e
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on standard output.")
 
 
+class Percent(click.ParamType):  # type: ignore[type-arg, unused-ignore]
+    """A fraction, as 10% or 0.1."""
+
+    name = "PERCENT"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        text = str(value).strip()
+        try:
+            number = float(text.rstrip("%")) / (100 if text.endswith("%") else 1)
+        except ValueError:
+            self.fail(f"{value!r} is not a share such as 10%", param, ctx)
+        if not 0 <= number < 10:
+            self.fail(f"{value!r} is out of range; write 10% or 0.1", param, ctx)
+        return number
+
+
 def print_json(document: Any) -> None:
     """Print one JSON document; NaN and infinity are a bug, so they raise."""
     sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specsim.commands.common import json_option, note, print_json, show
-from specsim.pages import Line, grid
+from specsim.commands.common import Percent, json_option, note, print_json, show
+from specsim.commands.scenario import scenario_of, scenario_options
+from specsim.pages import Grid, Line, grid
 
 if TYPE_CHECKING:
     from specsim.profiles import AllReduceCurve, Profile
@@ -78,40 +79,129 @@ def show_command(name: str, plot: Path | None, as_json: bool) -> None:
 
 
 @command.command("diff")
-@click.argument("a")
-@click.argument("b")
+@click.argument("profiles", nargs=-1, required=True)
+@click.option(
+    "--within",
+    type=Percent(),
+    help="With a scenario: exit code 1 when a number that matters differs by more, such as 3%.",
+)
 @plot_option
+@scenario_options
 @json_option
-def diff_command(a: str, b: str, plot: Path | None, as_json: bool) -> None:
-    """Compare two profiles, number by number. The last column is B relative to A.
+def diff_command(
+    profiles: tuple[str, ...], within: float | None, plot: Path | None, as_json: bool, **options: Any
+) -> None:
+    """Compare profiles, number by number; the others relative to the first.
+
+    With options of a scenario, the numbers of two profiles that matter to its steps: which part of the decode step, or of
+    the speculative cycle, hangs on each. Two calibrations of one box should agree within 3 % where a number makes more
+    than 5 % of a step.
 
     \b
-    Example:  specsim hardware diff 8x-rtx-pro-6000 8x-pcie-field
+    Examples:
+      specsim hardware diff 8x-rtx-pro-6000 8x-pcie-field
+      specsim hardware diff 2x-h200 2x-h200-no-p2p 8x-h200 --plot curves.png
+      specsim hardware diff monday.yaml friday.yaml --model Llama-3.1-8B --batch 8 --within 3%
     """
-    from specsim.profiles import diff, load_profile
+    from specsim.errors import InputError
+    from specsim.profiles import load_profile
 
-    one, other = load_profile(a), load_profile(b)
-    found = diff(one, other)
+    weighed = any(value is not None and value != () for value in options.values())
+    if len(profiles) < 2 or (weighed and len(profiles) > 2):
+        raise InputError(f"{len(profiles)} given", where="diff", mend="give two profiles, or more without a scenario")
+    if within is not None and not weighed:
+        raise InputError("needs a scenario", where="--within", mend="such as --model Llama-3.1-8B --batch 8")
+    loaded = [load_profile(name) for name in profiles]
     if plot:
-        draw([one, other], plot)
+        draw(loaded, plot)
+    if weighed:
+        _diff_weighed(loaded[0], loaded[1], options, within, as_json)
+    else:
+        _diff_plain(loaded, as_json)
+
+
+def _diff_plain(profiles: list[Profile], as_json: bool) -> None:
+    from specsim.profiles import diff
+
+    first, *others = profiles
+    found = [diff(first, other) for other in others]
     if as_json:
-        rows = [{"key": d.key, "a": d.a, "b": d.b, "relative": d.relative} for d in found]
-        curves = [{"name": p.name, "allreduce": [c.model_dump(mode="json") for c in p.allreduce]} for p in (one, other)]
-        print_json(
+        rows = [[{"key": d.key, "a": d.a, "b": d.b, "relative": d.relative} for d in one] for one in found]
+        document = {"schema": "specsim.hardware-diff/1", "a": first.name, "b": others[0].name, "differences": rows[0]}
+        more = [{"b": other.name, "differences": row} for other, row in zip(others[1:], rows[1:], strict=True)]
+        print_json(document | ({"more": more} if more else {}))
+        return
+    if not any(found):
+        show([Line(f"{', '.join(p.name for p in profiles)} hold the same numbers")])
+        return
+    numbers = [{d.key: d for d in one} for one in found]
+    heads = ["number", f">{first.name}"]
+    for other in others:
+        heads += [f">{other.name}", ">relative"]
+    rows_shown = []
+    for key in dict.fromkeys(key for one in numbers for key in one):
+        here = next((one[key].a for one in numbers if key in one), None)
+        cells = [key, _number(here)]
+        for one in numbers:
+            d = one.get(key)
+            cells += ["=", ""] if d is None else [_number(d.b), "" if d.relative is None else f"{d.relative:+.1%}"]
+        rows_shown.append(cells)
+    show([grid(heads, rows_shown)])
+
+
+def _diff_weighed(a: Profile, b: Profile, options: dict[str, Any], within: float | None, as_json: bool) -> None:
+    import sys
+
+    from specsim.agreement import MATTERS, steps, weigh
+
+    scenario = scenario_of({**options, "hardware": options["hardware"] or a.name})
+    found = weigh(a, b, scenario)
+    weighty = [w for w in found if w.matters]
+    known = [abs(w.relative) for w in weighty if w.relative is not None]
+    before, after = steps(scenario, a), steps(scenario, b)
+    missing = [w.key for w in weighty if w.relative is None]
+    worst = max(known, default=0.0)
+    if as_json:
+        listed = [
             {
-                "schema": "specsim.hardware-diff/1",
-                "a": one.name,
-                "b": other.name,
-                "differences": rows,
-                "allreduce": curves,
+                "key": w.key,
+                "a": w.a,
+                "b": w.b,
+                "relative": w.relative,
+                "part": w.part,
+                "effect": w.effect,
+                "matters": w.matters,
             }
+            for w in found
+        ]
+        document = {
+            "schema": "specsim.hardware-agreement/1", "a": a.name, "b": b.name, "numbers": listed, "worst": worst,
+            "missing": missing, "step_ms": {"a": [1e3 * t for t in before], "b": [1e3 * t for t in after]},
+        }  # fmt: skip
+        print_json(document)
+    else:
+        rows = [
+            (w.key, _number(w.a), _number(w.b), "" if w.relative is None else f"{w.relative:+.1%}", f"{abs(w.part):.0%}",
+             "" if w.effect is None else f"{w.effect:+.2%}")
+            for w in found if abs(w.part) >= 0.01
+        ]  # fmt: skip
+        page: list[Line | Grid] = [grid(("number", f">{a.name}", f">{b.name}", ">relative", ">part", ">effect"), rows)]
+        names = ("decode step", "cycle")
+        moved = ", ".join(
+            f"{name} {x * 1e3:.3f} and {y * 1e3:.3f} ms ({y / x - 1:+.1%})"
+            for name, x, y in zip(names, before, after, strict=False)
         )
-        return
-    if not found:
-        show([Line(f"{one.name} and {other.name} hold the same numbers")])
-        return
-    shown = [(d.key, _number(d.a), _number(d.b), "" if d.relative is None else f"{d.relative:+.1%}") for d in found]
-    show([grid(("number", f">{one.name}", f">{other.name}", ">relative"), shown)])
+        page += [Line(), Line(f"GPU time: {moved}")]
+        page.append(
+            Line(
+                f"{len(weighty)} numbers make more than {MATTERS:.0%} of a step; they differ by at most {worst:.1%}",
+                "verdict",
+            )
+        )
+        page += [Line(f"{key}: {b.name} has none", "warning") for key in missing]
+        show(page)
+    if within is not None and (worst > within or missing):
+        sys.exit(1)
 
 
 def _number(value: float | None) -> str:
@@ -265,10 +355,13 @@ def _renamed(profile: Profile, name: str) -> Profile:
 
 
 def draw(profiles: list[Profile], path: Path) -> None:
-    """The all-reduce curves of the profiles at their largest rank count, on one log-log chart."""
+    """The all-reduce curves of the profiles at their largest rank count, on one log-log chart: a colour a profile, a mark a
+    kind. Of several profiles the kinds that no engine chooses by itself (nccl-ll and the like) are left out."""
     from specsim.errors import InputError, WorkError
 
-    curves = [(p, c) for p in profiles for c in _widest(p)]
+    curves = [
+        (p, c) for p in profiles for c in _widest(p) if len(profiles) == 1 or not c.implementation.startswith("nccl-")
+    ]
     if not curves:
         names = ", ".join(p.name for p in profiles)
         raise InputError(
@@ -279,15 +372,17 @@ def draw(profiles: list[Profile], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
+    figure, axes = plt.subplots(figsize=(11, 5.5), layout="constrained")
+    kinds = list(dict.fromkeys(c.implementation for _, c in curves))
     for p, c in curves:
         style = "--" if c.mode == "eager" else "-"
-        marker = "o" if p is profiles[0] else "s"
+        marker = "osD^vPX*<>"[kinds.index(c.implementation) % 10]
+        colour = f"C{profiles.index(p) % 10}" if len(profiles) > 1 else f"C{kinds.index(c.implementation) % 10}"
         label = f"{p.name}: {c.implementation}, {c.ranks} ranks, {c.mode} ({c.source.kind})"
-        axes.plot(c.bytes, c.latency_us, style, marker=marker, markersize=3, label=label)
+        axes.plot(c.bytes, c.latency_us, style, marker=marker, markersize=4, color=colour, label=label)
     axes.set(xscale="log", yscale="log", xlabel="message (bytes a rank)", ylabel="all-reduce latency (us)")
     axes.grid(True, which="both", alpha=0.3)
-    axes.legend(fontsize=7)
+    figure.legend(fontsize=7, loc="outside right upper")
     try:
         figure.savefig(path)
     except ValueError:

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from specsim.commands.common import json_option, note, print_json, show
+from specsim.commands.common import Percent, json_option, note, print_json, show
 from specsim.errors import InputError
 
 EPILOG = """\b
@@ -58,22 +58,6 @@ class Rates(click.ParamType):  # type: ignore[type-arg, unused-ignore]
         if not all(0 < n <= 1e5 for n in numbers):
             self.fail(f"{value!r} holds a number that is not in 0 to 100,000", param, ctx)
         return numbers
-
-
-class Percent(click.ParamType):  # type: ignore[type-arg, unused-ignore]
-    """A fraction, as 10% or 0.1."""
-
-    name = "PERCENT"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        text = str(value).strip()
-        try:
-            number = float(text.rstrip("%")) / (100 if text.endswith("%") else 1)
-        except ValueError:
-            self.fail(f"{value!r} is not a share such as 10%", param, ctx)
-        if not 0 <= number < 10:
-            self.fail(f"{value!r} is out of range; write 10% or 0.1", param, ctx)
-        return number
 
 
 PATH = click.Path(path_type=Path)

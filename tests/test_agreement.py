@@ -1,0 +1,108 @@
+"""Two profiles weighed by a scenario: parts of a step as elasticities, and the verdict on two calibrations of one box."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from specsim.agreement import steps, weigh
+from specsim.cli import main
+from specsim.profiles import Profile, dump_profile, load_profile
+from specsim.scenarios import build
+
+
+def scenario(**options):
+    return build(**{"model": "Llama-3.1-8B", "hardware": "2x-h200", "tp": 2, "batch": 4, "draft_tokens": 4, **options})
+
+
+def changed(profile: Profile, name: str, field: str, factor: float) -> Profile:
+    rate = profile.operators[name]
+    rate = rate.model_copy(update={field: getattr(rate, field) * factor})
+    return profile.model_copy(update={"operators": {**profile.operators, name: rate}})
+
+
+def test_a_profile_agrees_with_itself():
+    box = load_profile("2x-h200")
+    found = weigh(box, box, scenario())
+    assert {w.relative for w in found} == {0.0}
+    assert {w.effect for w in found} == {0.0}
+    assert abs(found[0].part) == max(abs(w.part) for w in found)
+
+
+def test_the_part_of_a_number_says_what_its_change_does():
+    """A bandwidth 2 % higher: the step changes by about -2 % of the part that hangs on it, and no other number differs."""
+    box = load_profile("2x-h200")
+    found = {w.key: w for w in weigh(box, changed(box, "gemm_bf16", "bandwidth_gb_s", 1.02), scenario())}
+    number = found["operators.gemm_bf16.bandwidth_gb_s"]
+    assert number.matters
+    assert number.part < 0
+    assert number.relative == pytest.approx(0.02)
+    assert number.effect == pytest.approx(number.part * 0.02, rel=0.05)
+    assert all(w.relative == 0 for key, w in found.items() if key != number.key)
+
+
+def test_parts_add_up_to_the_whole():
+    """Every time 1 % longer and every rate 1 % lower makes the GPU's step 1 % longer, but for the engine's own terms: the
+    parts of one plain step, the signs of rates turned, add up to at most 1, and to most of it."""
+    found = weigh(load_profile("2x-h200"), load_profile("2x-h200"), scenario(method="none", draft_tokens=None))
+    assert 0.7 < sum(abs(w.part) for w in found) <= 1.02
+
+
+def test_a_curve_counts_as_one_number_at_the_sizes_that_are_sent():
+    """Latencies twice as long at every size: 100 % apart, and the step longer by the curve's part."""
+    one = scenario(model="Kimi-K2.5", hardware="8x-pcie-field", tp=8)
+    box = load_profile("8x-pcie-field")
+    slow = [c.model_copy(update={"latency_us": [2 * t for t in c.latency_us]}) for c in box.allreduce]
+    other = box.model_copy(update={"allreduce": slow})
+    curve = next(w for w in weigh(box, other, one) if w.key.startswith("allreduce.nccl.8.graph"))
+    assert curve.relative == pytest.approx(1.0, rel=0.02)
+    gained = steps(one, other) / steps(one, box) - 1
+    assert min(abs(gained - curve.effect)) < 0.01
+
+
+def run(capsys, *arguments):
+    with pytest.raises(SystemExit) as end:
+        main(["hardware", *arguments])
+    done = capsys.readouterr()
+    return end.value.code or 0, done.out, done.err
+
+
+def test_diff_with_a_scenario_judges_two_calibrations(capsys, tmp_path: Path):
+    box = load_profile("2x-h200")
+    (tmp_path / "again.yaml").write_text(dump_profile(changed(box, "gemm_bf16", "bandwidth_gb_s", 1.05)))
+    line = ["diff", "2x-h200", str(tmp_path / "again.yaml"), "--model", "Llama-3.1-8B", "--tp", "2"]
+    code, out, _ = run(capsys, *line)
+    assert code == 0
+    assert "they differ by at most 5.0%" in out
+    assert run(capsys, *line, "--within", "3%")[0] == 1
+    assert run(capsys, *line, "--within", "6%")[0] == 0
+    code, out, _ = run(capsys, *line, "--json")
+    document = json.loads(out)
+    assert document["schema"] == "specsim.hardware-agreement/1"
+    assert document["worst"] == pytest.approx(0.05)
+    assert len(document["step_ms"]["a"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["diff", "2x-h200"], "give two profiles"),
+        (["diff", "2x-h200", "8x-h200", "8x-h100", "--batch", "2"], "give two profiles"),
+        (["diff", "2x-h200", "8x-h200", "--within", "3%"], "needs a scenario"),
+    ],
+)
+def test_bad_comparisons_are_one_line(capsys, arguments, words):
+    code, out, err = run(capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert words in err
+    assert err.count("\n") == 1
+
+
+def test_several_profiles_side_by_side(capsys):
+    code, out, _ = run(capsys, "diff", "2x-h200", "2x-h200-no-p2p", "8x-h200", "--json")
+    assert code == 0
+    document = json.loads(out)
+    assert [document["b"], document["more"][0]["b"]] == ["2x-h200-no-p2p", "8x-h200"]
+    assert run(capsys, "diff", "2x-h200", "2x-h200-no-p2p", "8x-h200")[0] == 0
