@@ -4,7 +4,7 @@
 
 One machine with two H200 was calibrated twice, as it is and with peer access off (validation/calibration). What one GPU
 alone does was measured in the first of the two runs; `1x-h200` is that part, and `2x-h200-no-p2p` joins it with the
-all-reduces of the second.
+all-reduces of the second. SGLang's own all-reduce was measured later, on another such machine, and joins `2x-h200`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def read(name: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    two, off = read("2x-h200"), read("2x-h200-no-p2p")
+    two, custom, off = read("2x-h200"), read("2x-h200-custom"), read("2x-h200-no-p2p")
     one = copy.deepcopy(two)
     one["name"] = one["hardware"] = "1x-h200"
     alone = [s for s in one["samples"] if s["measure"] == "peak" or s.get("ranks", 1) == 1]
@@ -37,8 +37,8 @@ def main() -> None:
     known = {s["key"] for s in off["samples"]}
     off["samples"] += [s for s in one["samples"] if s["key"] not in known]
     published = [load_profile("1x-h200-published"), load_profile("2x-h200-published")]
-    for document in (one, two, off):
-        result = rebuild([Record.model_validate(document)], published)
+    for document, *later in ((one,), (two, custom), (off,)):
+        result = rebuild([Record.model_validate(d) for d in (document, *later)], published)
         target = ROOT / "hardware" / f"{document['name']}.yaml"
         target.write_text(dump_profile(result.profile), encoding="utf-8")
         print(f"wrote {target}")
