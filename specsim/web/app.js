@@ -283,6 +283,10 @@ function listen() {
   }));
   $("controls").addEventListener("submit", (event) => event.preventDefault());
   $("reset").addEventListener("click", () => { options = {}; files = {}; $("line").value = ""; controls(); changed(); });
+  document.querySelector(".skip").addEventListener("click", (event) => {
+    event.preventDefault(); // the fragment is the state's
+    $("details").focus();
+  });
   $("copy-link").addEventListener("click", copyLink);
   document.querySelectorAll("[data-download]").forEach((button) => button.addEventListener("click", () => download(button.dataset.download)));
   addEventListener("hashchange", () => { if (location.hash !== written) { recall(); controls(); changed(); } });

@@ -148,9 +148,8 @@ class Planner:
         missing = [kind for kind, digest in files.items() if digest not in self._files]
         if missing:
             raise Missing(missing)
-        arguments = [
-            (name, each) for name, value in options.items() for each in (value if name == "eager" else [value])
-        ]
+        given = [(name, options[name]) for name in NAMES if name in options]  # in the order of the command's help
+        arguments = [(name, each) for name, value in given for each in (value if name == "eager" else [value])]
         try:
             with _options.make_context("predict", [f"--{name}={value}" for name, value in arguments]) as context:
                 values = context.params
