@@ -67,7 +67,10 @@ def evaluate(scenario: Scenario, machine: Machine) -> Cycle:
     verify = target_pass(s, machine, s.draft_tokens, "verify")
     draft, extend = draft_passes(s, machine, _graph_time(s, verify=verify))
     cpu = term["cycle_cpu"] + (term["rank_cpu"] if s.parallel.tp > 1 else 0.0)
+    cpu = cpu + (term["tree_cpu"] if s.topk > 1 else 0.0)
     cycle_host = np.maximum(term["cycle_host"], cpu - _graph_time(s, draft=draft, verify=verify))
+    if s.method == "ngram":  # the match needs the tokens of the cycle before, and the verify needs the match
+        cycle_host = cycle_host + term["ngram_host"] + term["ngram_sequence"] * s.batch
     return Cycle(decode, decode_host, draft, verify, extend, cycle_host)
 
 
@@ -93,7 +96,8 @@ def draft_passes(s: Scenario, machine: Machine, ahead: Array | float = 0.0) -> t
 
     Chains and trees: num_steps - 1 steps of batch x topk rows (the first drafted token comes from the extend of the
     cycle before), then one extend over the d verified rows, launched while the verify's graph runs for `ahead` seconds.
-    A block drafter emits all in one pass over its block. N-gram drafting runs on the host.
+    A block drafter emits all in one pass over its block. N-gram drafting runs on the host:
+    `evaluate` adds its time.
     """
     if s.draft is None:
         return None, None
@@ -102,7 +106,8 @@ def draft_passes(s: Scenario, machine: Machine, ahead: Array | float = 0.0) -> t
         return _pass(s, s.draft, machine, np.asarray(float(shape.block)), "draft", fc=True), None
     every_step = shape.kind in ("eagle", "mtp")  # EAGLE-3 joins the target's hidden states only in the extend
     step = _pass(s, s.draft, machine, np.asarray(float(s.topk)), "draft", fc=every_step)
-    each = lift(machine.terms["draft_step"], np.broadcast(s.batch, s.context, s.draft_tokens).ndim)
+    each = machine.terms["draft_step"] + (machine.terms["tree_step"] if s.topk > 1 else 0.0)
+    each = lift(np.asarray(each), np.broadcast(s.batch, s.context, s.draft_tokens).ndim)
     step = replace(step, seconds={**step.seconds, "small_kernels": step.seconds["small_kernels"] + each})
     extend = _pass(s, s.draft, machine, s.draft_tokens, "extend", fc=True, ahead=ahead)
     return scaled(step, np.maximum(s.num_steps - 1.0, 0.0)), extend
@@ -131,7 +136,8 @@ def _pass(
 
     def run(graph: bool, padded: Array | None) -> Cost:
         load = Load(share, tokens, s.context, padded, routing)
-        p: Pass = build(model, s.parallel, s.engine, graph, fc=fc, last_rows=phase == "extend")
+        last, block = phase == "extend", s.tree_block(phase)
+        p: Pass = build(model, s.parallel, s.engine, graph, fc=fc, last_rows=last, tree_block=block)
         verify = phase in ("verify", "extend")
         return cost(p, load, machine, s.engine, s.network, graph=graph, verify=verify, ahead=ahead)
 

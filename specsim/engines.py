@@ -139,6 +139,11 @@ class Engine:
         padded: NDArray[np.int64] = np.where(place < len(sizes), sizes[np.minimum(place, len(sizes) - 1)], wanted)
         return padded
 
+    def tree_block(self, backend: str) -> int:
+        """Tokens in a block of the second call that a backend makes to attend to a tree; 0: it makes one call."""
+        found: int = self.policy.get("tree_block", {}).get(backend, 0)
+        return found
+
     def default_attention_backend(self, kind: str, compute_capability: str | None, topk: int = 1) -> str:
         """The attention backend that the engine picks for "mla" or "gqa" when no flag says it.
 
@@ -361,5 +366,6 @@ def load_engine(name: str, version: str | None = None) -> Engine:
         terms=MappingProxyType({key: Term(**term) for key, term in held["terms"].items()}),
         policy=MappingProxyType(
             {key: held[key] for key in ("attention_kernels", "attention_defaults", "graphs", "allreduce")}
+            | {key: held[key] for key in ("tree_block", "ngram_tree") if key in held}
         ),
     )

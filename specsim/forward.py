@@ -99,12 +99,17 @@ def _projection(p: Projection, ranks: int, *, component: str = "gemm", rows: Fea
     return gemm(inputs, outputs, weights, f"gemm_{p.format.name}", calls=p.count, component=component, rows=rows)
 
 
-def attention_core(a: Attention, ranks: int, kv_bytes: float, kernels: float) -> Iterator[Operator]:
+def attention_core(
+    a: Attention, ranks: int, kv_bytes: float, kernels: float, tree_block: int = 0
+) -> Iterator[Operator]:
     """The operators that read the cache or the state. KV is read once a sequence and pass, shared by its query rows.
 
     GQA: 2 kv_heads head_dim values a token and layer, heads cut over ranks down to one. MLA: kv_lora_rank + rope_dim
     values, the same on every rank. Sparse attention reads the selected tokens for each row, after an indexer that
     reads every token's key. Recurrent layers read and write a state a sequence, and keep one a drafted token.
+
+    tree_block: tokens of a block when the rows of a tree attend to their own branches in a second call (0: they do
+    not). Such a row is a sequence of its own and costs at least a block, however short its branch.
     """
     heads = a.heads / ranks
     if a.kind in ("linear", "conv"):
@@ -130,17 +135,23 @@ def attention_core(a: Attention, ranks: int, kv_bytes: float, kernels: float) ->
         moved[KeyTokens(a.window)] = values * kv_bytes
         worked[QueryKeyPairs(a.window)] = 2.0 * heads * width
     yield Operator("attention", f"attention_{a.kind}", 1, kernels, moved, worked)
+    if tree_block and not a.window:  # windowed layers attend to all in one call
+        yield Operator("attention", f"attention_{a.kind}", 1, kernels, {ROWS: tree_block * values * kv_bytes})
 
 
-def layer_operators(layer: Layer, model: Model, parallel: Parallel, engine: Engine, graph: bool) -> Iterator[Operator]:
+def layer_operators(
+    layer: Layer, model: Model, parallel: Parallel, engine: Engine, graph: bool, tree_block: int = 0
+) -> Iterator[Operator]:
     """What one rank runs for one layer, all-reduces included."""
     if layer.norms:
         yield small("norm", layer.norms, model.hidden)
     if layer.attention is not None:
         a = layer.attention
-        core = attention_core(a, parallel.attention, model.kv_format.bytes, engine.attention_launches(a.kind))
+        core = attention_core(a, parallel.attention, model.kv_format.bytes, engine.attention_launches(a.kind), tree_block)
         yield from (_of_group(o, parallel.dp) for o in core)
         yield from _extras(engine, a.kind, model)
+        if tree_block and not a.window:
+            yield from _extras(engine, "tree", model)
     for p in layer.mixer:
         yield _of_group(_projection(p, parallel.attention), parallel.dp)
     for p in layer.ffn:
@@ -202,15 +213,23 @@ def allreduce(bytes_a_row: float, rows: Feature = ROWS) -> Operator:
 
 @lru_cache(maxsize=256)  # a sweep or a slider asks for the same passes again and again
 def build(
-    model: Model, parallel: Parallel, engine: Engine, graph: bool, *, fc: bool = False, last_rows: bool = False
+    model: Model,
+    parallel: Parallel,
+    engine: Engine,
+    graph: bool,
+    *,
+    fc: bool = False,
+    last_rows: bool = False,
+    tree_block: int = 0,
 ) -> Pass:
     """All operators of a pass through the model's layers, its head and, for a drafter, its fc.
 
-    last_rows: the head sees one row a sequence (a draft extend keeps only the last accepted one).
+    last_rows: the head sees one row a sequence (a draft extend keeps only the last accepted one). tree_block: see
+    `attention_core`.
     """
     operators: list[Operator] = []
     for layer, n in model.layers:
-        operators += [o.times(n) for o in merge(layer_operators(layer, model, parallel, engine, graph))]
+        operators += [o.times(n) for o in merge(layer_operators(layer, model, parallel, engine, graph, tree_block))]
     operators += _extras(engine, "draft" if model.draft else "pass", model)
     if parallel.tp > 1:
         operators.append(allreduce(model.hidden * model.activation.bytes))  # vocabulary-parallel embedding

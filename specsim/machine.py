@@ -9,7 +9,7 @@ profile lacks is as much less certain as the shipped profiles' classes of a fami
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from zlib import crc32
 
 import numpy as np
@@ -54,6 +54,7 @@ class Machine:
     terms: Mapping[str, Array]  # the engine's, in seconds where they are times (specsim/data/*.yaml defines them)
     terms_source: str
     experts_overlap: Array
+    bf16_flops_per_s: Array  # of a large product, without pause
     samples: int = 0
     seed: int = 0
     stood_in: dict[str, tuple[str, Rate]] = field(
@@ -72,6 +73,16 @@ class Machine:
             wider = Rate(found.fixed_s * fixed, found.bytes_per_s * bandwidth, found.flops_per_s * bandwidth, "assumed")
             self.stood_in[name] = other, wider
         return self.stood_in[name][1]
+
+    def sustained(self) -> Machine:
+        """The machine in passes that keep it computing, as prefills do: its power limit then sets the clock.
+
+        A class's peak comes from products of tens of microseconds between pauses; a large product without pause, which
+        calibration measures too, is slower. All classes slow down alike, since one clock drives them all.
+        """
+        share = np.minimum(1.0, self.bf16_flops_per_s / self.rates["gemm_bf16"].flops_per_s)
+        rates = {name: replace(rate, flops_per_s=rate.flops_per_s * share) for name, rate in self.rates.items()}
+        return replace(self, rates=rates)
 
     def curve(self, preference: tuple[str, ...], ranks: int, mode: str) -> Curve:
         """The first implementation of `preference` that is known for `ranks` and `mode`; see `nearest_curve`."""
@@ -181,6 +192,7 @@ def build(profile: Profile, engine: Engine, *, samples: int = 0, seed: int = 0) 
         terms_source="assumed" if fitted is None else fitted.source.kind,
         samples=samples,
         seed=seed,
+        bf16_flops_per_s=positive(profile.gpu.bf16_tflops * 1e12, profile.gpu),
         experts_overlap=np.concatenate([[0.0], np.abs(rng.normal(0.0, 0.12, samples))]) if samples else np.zeros(()),
     )
 

@@ -127,6 +127,10 @@ class EngineTerms(Group):
     decode_cpu_us: NonNegative | None = None
     cycle_cpu_us: NonNegative | None = None
     rank_cpu_us: NonNegative | None = None
+    tree_step_us: NonNegative | None = None
+    tree_cpu_us: NonNegative | None = None
+    ngram_host_us: NonNegative | None = None
+    ngram_sequence_us: NonNegative | None = None
     eager_factor: Positive | None = None
 
 

@@ -79,6 +79,16 @@ class Scenario:
             compute_capability=self.profile.gpu.compute_capability,
         )
 
+    def tree_block(self, phase: str) -> int:
+        """Tokens in a block of the second attention call of a draft step or verify over a tree; 0: there is none."""
+        tree = self.topk > 1 or (self.method == "ngram" and bool(self.engine.policy.get("ngram_tree")))
+        if phase not in ("draft", "verify") or not tree:
+            return 0
+        kind = "mla" if any(a.attention and a.attention.kind == "mla" for a, _ in self.model.layers) else "gqa"
+        capability = self.profile.gpu.compute_capability
+        default = self.engine.default_attention_backend(kind, capability, self.topk) if self.engine.name == "sglang" else ""
+        return self.engine.tree_block(str(self.options.get("attention_backend") or default))
+
     def captured(self, phase: str, rows: int = 1) -> tuple[int, ...]:
         """Batch sizes that have a graph in a phase of `rows` rows a sequence.
 

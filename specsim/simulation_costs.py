@@ -257,6 +257,7 @@ def prefill_seconds(s: Scenario, machine: Machine, tokens: Array, reach: Array) 
     tokens, reach = np.broadcast_arrays(np.asarray(tokens, dtype=float), np.asarray(reach, dtype=float))
     routing = with_overlap(UNIFORM, machine.experts_overlap) if s.routing is None else s.routing
     load = Load(np.ones(()), tokens, reach - (tokens + 1) / 2, None, routing)
+    machine = machine.sustained()
     seconds: Array = lift(machine.terms["decode_host"], load.ndim)
     for model, fc in ((s.model, False), (s.draft, True)):
         if model is not None:
