@@ -7,6 +7,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import click
 
@@ -56,12 +57,34 @@ class _LazyGroup(click.Group):
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="specsim")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
-def group(debug: bool) -> None:
+@click.option(
+    "--config",
+    metavar="FILE",
+    help="Defaults of options; default $SPECSIM_CONFIG, else the nearest specsim.yaml from here up to the repository's root.",
+)
+@click.option("--no-config", is_flag=True, help="Read no file of defaults.")
+@click.pass_context
+def group(context: click.Context, debug: bool, config: str | None, no_config: bool) -> None:
     """A performance model and simulator for speculative decoding.
 
     \b
     Example:  specsim predict --draft-tokens 3 --accept-rate 0.6
     """
+    run = context.ensure_object(dict)
+    if no_config or {"-h", "--help"} & set(run.get("line", ())):
+        return
+    from pathlib import Path
+
+    from specsim import team
+
+    path = Path(config) if config is not None else team.find()
+    name = context.invoked_subcommand
+    command = name and group.get_command(context, name)
+    if path is not None and name and command:
+        from specsim.commands.scenario import names
+
+        run["defaults"] = team.read(path, name, command, run.get("line", ()), commands=COMMANDS, scenario=names())
+        context.default_map = {name: run["defaults"].values}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -70,8 +93,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     debug = "--debug" in arguments
     if debug:  # accepted anywhere on the line
         arguments = [a for a in arguments if a != "--debug"]
+    run: dict[str, Any] = {"debug": debug, "line": arguments}
     try:
-        code = group.main(arguments, prog_name="specsim", standalone_mode=False, obj={"debug": debug})
+        code = group.main(arguments, prog_name="specsim", standalone_mode=False, obj=run)
         sys.exit(code if isinstance(code, int) else 0)
     except click.ClickException as error:
         _fail(error, error.format_message().replace("\n", " "), 2, debug)
@@ -84,8 +108,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except Exception as error:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EBADF, errno.EIO):
             _fail(error, f"the output cannot be written: {error.strerror}", 1, debug)
-        from specsim.errors import SpecsimError
+        from specsim.errors import InputError, SpecsimError
 
+        if isinstance(error, InputError) and "defaults" in run:
+            _fail(error, run["defaults"].explain(error), error.exit_code, debug)
         if isinstance(error, SpecsimError):
             _fail(error, str(error), error.exit_code, debug)
         _fail(

@@ -22,6 +22,7 @@ class InputError(SpecsimError):
     exit_code = 2
 
     def __init__(self, what: str, *, where: str = "", mend: str = "") -> None:
+        self.what, self.where, self.mend = what, where, mend
         message = f"{where}: {what}" if where else what
         super().__init__(" ".join(f"{message}; {mend}".split()) if mend else " ".join(message.split()))
 

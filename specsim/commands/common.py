@@ -38,8 +38,19 @@ class Percent(click.ParamType):  # type: ignore[type-arg, unused-ignore]
 
 
 def print_json(document: Any) -> None:
-    """Print one JSON document; NaN and infinity are a bug, so they raise."""
+    """Print one JSON document; NaN and infinity are a bug, so they raise. Its warnings name the file that defaults came
+    from."""
+    said = defaults_note()
+    if said and isinstance(document, dict) and isinstance(document.get("warnings"), list):
+        document = {**document, "warnings": [*document["warnings"], said]}
     sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
+
+
+def defaults_note() -> str:
+    """Which options of this run came from a file of defaults; empty when none did."""
+    context = click.get_current_context(silent=True)
+    found = (context.obj or {}).get("defaults") if context else None
+    return str(found.note()) if found else ""
 
 
 def note(message: str) -> None:
@@ -50,10 +61,12 @@ def note(message: str) -> None:
 def show(page: Page) -> None:
     """Print a page: on a terminal as wide as it is, with colours unless NO_COLOR or TERM=dumb; elsewhere tables have 80
     columns, a paragraph is one line, and nothing depends on the surroundings."""
-    from specsim.pages import WIDTH, text
+    from specsim.pages import WIDTH, Line, text
 
     terminal = sys.stdout.isatty()
     width = shutil.get_terminal_size().columns if terminal else WIDTH
+    said = defaults_note()
+    page = [*page, Line(f"note: {said}", "faint")] if said else page
     sys.stdout.write(text(page, width, wrap=terminal, styled=terminal and colours()))
 
 

@@ -7,7 +7,7 @@ import click
 from specsim.commands.common import json_option, note, print_json, show
 from specsim.configs import default_draft, list_presets, load_model
 from specsim.model_text import count, describe, page, size
-from specsim.pages import Line, grid
+from specsim.pages import Grid, Line, grid
 
 
 @click.group("models")
@@ -52,6 +52,7 @@ def list_command(as_json: bool) -> None:
             }
         )
         return
+    parts: list[Line | Grid] = []
     for role, title in (("target", "Targets"), ("draft", "Drafters")):
         shown = []
         for preset, model in rows:
@@ -61,7 +62,8 @@ def list_command(as_json: bool) -> None:
                 sizes = (count(model.total_parameters), count(model.active_parameters), size(model.weight_bytes))
                 shown.append((preset.name, *sizes, model.quantisation, last))
         heads = ("model", ">total", ">active", ">weights", "stored as", "~drafters" if role == "target" else "kind")
-        show([Line(title, "title"), grid(heads, shown), Line()])
+        parts += [Line(title, "title"), grid(heads, shown), Line()]
+    show(parts[:-1])
 
 
 @command.command("show")

@@ -37,6 +37,5 @@ def command(explain: bool, as_json: bool, **options: Any) -> None:
         return
     from specsim.text import page
 
-    show(page(prediction, explain))
-    if not explain:
-        show([Line("--explain shows where the time goes and where the numbers come from.", "faint")])
+    hint = "" if explain else "--explain shows where the time goes and where the numbers come from."
+    show([*page(prediction, explain), *([Line(hint, "faint")] if hint else [])])

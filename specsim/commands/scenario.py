@@ -59,39 +59,70 @@ class DpAttention(click.ParamType):  # type: ignore[type-arg,unused-ignore]
             self.fail(f"{value!r} is neither a number nor 'on'", param, ctx)
 
 
+class ScenarioOption(click.Option):
+    """An option of a scenario: a file of defaults gives them to all commands at once."""
+
+    of_scenario = True
+
+
+def option(*flags: str, **settings: Any) -> Callable[[F], F]:
+    return click.option(*flags, cls=ScenarioOption, **settings)
+
+
 COUNT = Count()
 OPTIONS = [
-    click.option("--model", metavar="NAME|DIR|FILE", help="Target: a preset (specsim models list) or a config.json."),
-    click.option("--draft", metavar="NAME|DIR|FILE", help="Draft model; default: the target's public draft."),
-    click.option("--hardware", metavar="NAME|FILE", help="Hardware profile (specsim hardware list)."),
-    click.option("--engine", metavar="sglang|vllm", help="Serving engine; default sglang."),
-    click.option("--tp", type=COUNT, help="Tensor-parallel ranks; default: the box's GPUs."),
-    click.option("--ep", type=COUNT, help="Expert-parallel groups; default 1."),
-    click.option("--dp-attention", type=DpAttention(), help="Attention groups (data-parallel attention)."),
-    click.option("--batch", type=COUNT, help="Sequences decoded together; default 1."),
-    click.option("--context", type=COUNT, help="Cached tokens of each sequence; default 2048."),
-    click.option("--method", metavar="METHOD", help="eagle3, eagle, mtp, draft-model, dflash, dspark, ngram or none."),
-    click.option("--draft-tokens", type=COUNT, help="Rows a sequence verifies each cycle, root included."),
-    click.option("--num-steps", type=COUNT, help="Depth of drafting; a chain has draft tokens - 1."),
-    click.option("--topk", type=COUNT, help="Branching of drafting; default 1, a chain."),
-    click.option("--accept-rate", type=float, metavar="A", help="Probability that a drafted token is accepted."),
-    click.option("--accept-length", type=float, metavar="L", help="Mean tokens a cycle, the bonus token included."),
-    click.option("--accept-per-position", type=Rates(), help="Conditional accept rates by position."),
-    click.option("--accept-profile", metavar="NAME", help="A published drafter on a domain; no default."),
-    click.option("--routing", metavar="uniform|zipf:S|FILE", help="Expert popularity."),
-    click.option(
-        "--eager", multiple=True, metavar="PHASE", help="Run decode, draft, verify or extend without CUDA graph."
-    ),
-    click.option("--sglang-args", metavar="LINE", help="Read all of this from an SGLang launch line instead."),
-    click.option("--vllm-args", metavar="LINE", help="Read all of this from a vLLM launch line instead."),
+    option("--model", metavar="NAME|DIR|FILE", help="Target: a preset (specsim models list) or a config.json."),
+    option("--draft", metavar="NAME|DIR|FILE", help="Draft model; default: the target's public draft."),
+    option("--hardware", metavar="NAME|FILE", help="Hardware profile (specsim hardware list)."),
+    option("--engine", metavar="sglang|vllm", help="Serving engine; default sglang."),
+    option("--tp", type=COUNT, help="Tensor-parallel ranks; default: the box's GPUs."),
+    option("--ep", type=COUNT, help="Expert-parallel groups; default 1."),
+    option("--dp-attention", type=DpAttention(), help="Attention groups (data-parallel attention)."),
+    option("--batch", type=COUNT, help="Sequences decoded together; default 1."),
+    option("--context", type=COUNT, help="Cached tokens of each sequence; default 2048."),
+    option("--method", metavar="METHOD", help="eagle3, eagle, mtp, draft-model, dflash, dspark, ngram or none."),
+    option("--draft-tokens", type=COUNT, help="Rows a sequence verifies each cycle, root included."),
+    option("--num-steps", type=COUNT, help="Depth of drafting; a chain has draft tokens - 1."),
+    option("--topk", type=COUNT, help="Branching of drafting; default 1, a chain."),
+    option("--accept-rate", type=float, metavar="A", help="Probability that a drafted token is accepted."),
+    option("--accept-length", type=float, metavar="L", help="Mean tokens a cycle, the bonus token included."),
+    option("--accept-per-position", type=Rates(), help="Conditional accept rates by position."),
+    option("--accept-profile", metavar="NAME", help="A published drafter on a domain; no default."),
+    option("--routing", metavar="uniform|zipf:S|FILE", help="Expert popularity."),
+    option("--eager", multiple=True, metavar="PHASE", help="Run decode, draft, verify or extend without CUDA graph."),
+    option("--sglang-args", metavar="LINE", help="Read all of this from an SGLang launch line instead."),
+    option("--vllm-args", metavar="LINE", help="Read all of this from a vLLM launch line instead."),
 ]
+
+
+def names() -> list[str]:
+    """Names of all scenario options."""
+    made = scenario_options(lambda: None)
+    return [str(option.name) for option in made.__click_params__]  # type: ignore[attr-defined]
 
 
 def scenario_options(command: F) -> F:
     """Add every scenario option to a command."""
-    for option in reversed(OPTIONS):
-        command = option(command)
+    for add in reversed(OPTIONS):
+        command = add(command)
     return command
+
+
+def without_defaults(options: dict[str, Any], wanted: Callable[[str], bool]) -> dict[str, Any]:
+    """The options without those of a scenario that a file of defaults gave and that are not wanted."""
+    context = click.get_current_context(silent=True)
+    defaults = (context.obj or {}).get("defaults") if context else None
+    if context is None or defaults is None:
+        return options
+    dropped = {
+        str(param.name): () if param.multiple else None
+        for param in context.command.params
+        if isinstance(param, ScenarioOption)
+        and context.get_parameter_source(str(param.name)) is click.core.ParameterSource.DEFAULT_MAP
+        and not wanted(str(param.name))
+    }
+    context.obj["defaults"] = defaults.without("--" + name.replace("_", "-") for name in dropped)
+    return {**options, **dropped}
 
 
 def scenario_of(values: dict[str, Any]) -> Scenario:
