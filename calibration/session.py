@@ -47,11 +47,16 @@ class Plan:
     nodes: int = 1
     node: int = 0
     master: str = ""
+    time_limit_s: float = float("inf")
 
     def document(self) -> dict[str, Any]:
         """What must be the same for results to belong together."""
         kept = ("ranks", "cpu", "quick", "no_p2p", "shapes")
         return {"schema": "specsim.calibration-plan/1"} | {k: v for k, v in asdict(self).items() if k in kept}
+
+
+class TimeIsUp(Exception):
+    """The plan's time limit is reached."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +149,8 @@ def prepare(plan: Plan, *, resume: bool) -> None:
 def run(plan: Plan, report: Callable[[Progress], None], trouble: Callable[[str], None]) -> Outcome:
     """Run all stages. Raises WorkError when nothing could be measured or the disk is full.
 
-    Ctrl-C ends the workers and gives what is there, marked `interrupted`; it passes through when there is nothing.
+    Ctrl-C ends the workers and gives what is there, marked `interrupted`; it passes through when there is nothing. So
+    does the time limit, without the mark.
     """
     todo = stages(plan)
     setting = Setting(
@@ -165,6 +171,8 @@ def run(plan: Plan, report: Callable[[Progress], None], trouble: Callable[[str],
     def event(kind: str, details: dict[str, Any]) -> None:
         if kind == "trouble":
             trouble(str(details["text"]))
+        elif time.monotonic() - clock.started > plan.time_limit_s:
+            raise TimeIsUp
         elif (progress := clock.tick()) is not None:
             report(progress)
 
@@ -176,6 +184,10 @@ def run(plan: Plan, report: Callable[[Progress], None], trouble: Callable[[str],
     except KeyboardInterrupt:
         interrupted = True
         troubles.append("interrupted: not all was measured")
+    except TimeIsUp:
+        troubles.append(
+            f"not all was measured in {plan.time_limit_s:.0f} s: run the same line with --resume for the rest"
+        )
     found = results(plan.folder)
     if interrupted and not any(r["status"] == "done" for r in found):
         raise KeyboardInterrupt

@@ -30,6 +30,7 @@ SMALLEST_UNCERTAINTY = 0.01
 DEFAULT_EFFICIENCY = 0.7  # of the measured bf16 rate, as the peak of a class whose own is not identified
 SMALL_EFFICIENCY = 0.6  # of the measured bandwidth, for a small kernel whose own is not identified
 BORROWED = ("published", "assumed", "datasheet")  # kinds of source that another profile of the same GPU may lend
+PEER_MEASURES = ("allreduce", "copies")  # depend on whether GPUs reach each other
 SLOW = 0.93  # of the best GPU's rate, below which a GPU is named
 REQUIRED = {
     "gemm_bf16": 5e-6,
@@ -257,8 +258,9 @@ def build(
 def rebuild(records: Sequence[Record], published: Sequence[Profile] = ()) -> Result:
     """The profile and record again from a box's calibration records, with this release's fits.
 
-    Later records add to the first and replace what they measured again; a failure replaces nothing. Raises InputError
-    without records, for another kind of record, and for records of different plans.
+    Later records add to the first and replace what they measured again; a failure replaces nothing. One taken with other
+    peer access lends only what does not depend on it, and only where the first has nothing. Raises InputError without
+    records, for another kind of record, and for records of other numbers of ranks.
     """
     if not records:
         raise InputError("no record", mend="give a *.record.json of specsim calibrate")
@@ -273,11 +275,15 @@ def rebuild(records: Sequence[Record], published: Sequence[Profile] = ()) -> Res
                 where=record.name,
                 mend="give a *.record.json of specsim calibrate",
             )
-        for key in ("ranks", "cpu", "no_p2p"):
+        for key in ("ranks", "cpu"):
             if other.get(key) != plan.get(key):
                 raise InputError(f"has {key} {other.get(key)}, {first.name} has {plan.get(key)}", where=record.name)
+        lent = other.get("no_p2p") != plan.get("no_p2p")
         for s in record.samples:
-            if s["status"] == "done" or samples.get(s["key"], s)["status"] != "done":
+            known = samples.get(s["key"])
+            if lent and (known is not None or s["measure"] in PEER_MEASURES):
+                continue
+            if s["status"] == "done" or known is None or known["status"] != "done":
                 samples[s["key"]] = s
     environment = {k: v for k, v in first.environment.items() if k not in ("plan", "health")}
     return build(

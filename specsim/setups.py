@@ -31,6 +31,9 @@ class Setup(BaseModel):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=80)]
     model: Path  # a folder with config.json, or such a file
     draft: Path | None = None
+    layers: Count | None = (
+        None  # of the target, fewer than its config says: a start is shorter and less memory is needed
+    )
     tp: Count = 1
     method: Literal["eagle3", "eagle", "mtp", "draft-model", "ngram", "none"] = "none"
     num_steps: Count | None = None
@@ -139,6 +142,26 @@ def config_of(path: Path, what: str) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise InputError("is not a model's config.json", where=str(path), mend="give a folder with one, or the file")
     return config
+
+
+def target_config(setup: Setup) -> dict[str, Any]:
+    """The target's config.json with the layers that the setup asks for. Raises InputError when there are not so many, or
+    too few are left for the dense ones or for EAGLE-3, which reads three of them."""
+    config = config_of(setup.model, "target")
+    if setup.layers is None:
+        return config
+    named = isinstance(config.get("text_config"), dict)
+    inner: dict[str, Any] = dict(config["text_config"] if named else config)
+    known = int(inner.get("num_hidden_layers") or 0)
+    least = max(int(inner.get("first_k_dense_replace") or 0) + 1, 7 if setup.method == "eagle3" else 1)
+    if not least <= setup.layers <= known:
+        raise InputError(
+            f"{setup.layers} layers of {known}", where=f"scenario {setup.name}", mend=f"give {least} to {known}"
+        )
+    inner["num_hidden_layers"] = setup.layers
+    if isinstance(inner.get("layer_types"), list):
+        inner["layer_types"] = inner["layer_types"][: setup.layers]
+    return {**config, "text_config": inner} if named else inner
 
 
 def moe_layers(config: dict[str, Any]) -> int:

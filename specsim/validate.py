@@ -38,7 +38,7 @@ from specsim.load import Load, measure_loads, seconds_of
 from specsim.measure import Plan, measure
 from specsim.records import Correction, EngineRun, Record
 from specsim.server import Launched, free_port, refuse_multicast
-from specsim.setups import Setup, config_of, moe_layers, server_env, server_flags
+from specsim.setups import Setup, config_of, moe_layers, server_env, server_flags, target_config
 
 START_S = 90.0  # what a start and a stop take at most as a rule, for --time-limit
 Say = Callable[[str], None]
@@ -55,7 +55,7 @@ UNIFORM = Correction(
 def check(setups: Sequence[Setup], folder: Path, *, multicast: bool = False) -> None:
     """Find what is wrong before a server is started. Raises InputError for a setup, WorkError for the folder."""
     for setup in setups:
-        config_of(setup.model, "target")
+        target_config(setup)
         if setup.draft is not None:
             config_of(setup.draft, "draft")
         if not multicast:
@@ -232,7 +232,7 @@ def run_setup(
     """Start SGLang, measure, stop it. The record's path and how many points failed. Raises InputError and WorkError."""
     where = f"scenario {setup.name}"
     check_folder(folder)  # before a minute goes into a start
-    config = config_of(setup.model, "target")
+    config = target_config(setup)
     draft_config = config_of(setup.draft, "draft") if setup.draft else None
     experts = (
         moe_layers(config) > 0 and setup.weights == "dummy" if setup.uniform_experts is None else setup.uniform_experts
@@ -242,7 +242,7 @@ def run_setup(
         refuse_multicast(setup.flags, env, where)
     with ExitStack() as stack:
         models = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="specsim-")))
-        model = _as_folder(setup.model, models / "target")
+        model = _as_folder(setup.model, models / "target", config if setup.layers else None)
         draft = _as_folder(setup.draft, models / "draft") if setup.draft else None
         chosen = free_port(port)
         flags = server_flags(setup, model, draft, chosen)
@@ -341,8 +341,12 @@ def _profile(client: Client, served: Served, setup: Setup, recorder: Recorder, s
     return 0
 
 
-def _as_folder(path: Path, target: Path) -> str:
-    """A folder that SGLang takes as a model: the given one, or a new one around the config file."""
+def _as_folder(path: Path, target: Path, config: dict[str, Any] | None = None) -> str:
+    """A folder that SGLang takes as a model: the given one, or a new one around the config file or around `config`."""
+    if config is not None:
+        target.mkdir()
+        (target / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        return str(target)
     if path.is_dir():
         return str(path)
     target.mkdir()

@@ -181,3 +181,53 @@ def test_shapes_of_a_model_are_those_of_one_rank() -> None:
     assert shapes["attention"] == [{"kind": "mla", "heads": 8, "latent": 512, "rope": 64}]
     assert shapes["hidden"] == [7168]
     assert [2112, 7168] in shapes["gemm"] or [1536, 7168] in shapes["gemm"]
+
+
+def record_of(results: list[dict[str, Any]], **plan: Any) -> Any:
+    from specsim.calibrate import Record
+
+    told = {"ranks": 2, "cpu": False, "no_p2p": False, "quick": False, "nvlink": True, **plan}
+    return Record(
+        kind="calibration", name="box", date="2026-08-01", source="specsim calibrate",
+        environment={"gpu": "Test", "memory_bytes": 80e9, "plan": told}, samples=results,
+    )  # fmt: skip
+
+
+def reduce_at(seconds: float, kind: str = "nccl", status: str = "done") -> dict[str, Any]:
+    found = result("allreduce", kind, seconds, nbytes=4096, ranks=2, mode="graph", bytes=4096)
+    return found if status == "done" else {**found, "status": status, "error": "rank 0: planted"}
+
+
+def test_later_records_of_a_box_add_to_the_first() -> None:
+    """A kernel that failed and is measured later comes in; what fails later takes nothing away; a repeat replaces."""
+    first = record_of([*gemms(), *peaks(), reduce_at(9e-6), reduce_at(0.0, "custom", "failed")])
+    later = record_of([reduce_at(7e-6), reduce_at(3e-6, "custom")])
+    failing = record_of([reduce_at(0.0, status="failed")])
+    joined = calibrate.rebuild([first, later, failing])
+    assert {c.implementation: c.latency_us for c in joined.profile.allreduce} == {"custom": [3.0], "nccl": [7.0]}
+    assert "gemm_bf16" in joined.fits
+    assert not any("custom" in w for w in joined.warnings)
+
+
+def test_a_record_with_other_peer_access_lends_what_does_not_depend_on_it() -> None:
+    off = record_of([reduce_at(20e-6)], no_p2p=True, nvlink=False)
+    on = record_of([*gemms(), *peaks(), reduce_at(7e-6), reduce_at(3e-6, "custom")])
+    joined = calibrate.rebuild([off, on]).profile
+    assert [(c.implementation, c.latency_us) for c in joined.allreduce] == [("nccl", [20.0])]
+    assert joined.operators["gemm_bf16"].fixed_us == pytest.approx(4.5, rel=0.05)
+
+
+def test_records_of_other_boxes_do_not_join() -> None:
+    from specsim.errors import InputError
+
+    with pytest.raises(InputError, match="has ranks 4, box has 2"):
+        calibrate.rebuild([record_of(peaks()), record_of(peaks(), ranks=4)])
+    with pytest.raises(InputError, match="no record"):
+        calibrate.rebuild([])
+
+
+def test_the_older_kernel_stands_in_for_the_newer_one() -> None:
+    joined = calibrate.rebuild([record_of([*gemms(), *peaks(), reduce_at(4e-6, "custom-v1")])]).profile
+    stand_in = next(c for c in joined.allreduce if c.implementation == "custom")
+    assert stand_in.latency_us == [4.0]
+    assert "stands in" in stand_in.note

@@ -59,6 +59,11 @@ if TYPE_CHECKING:
 @click.option(
     "--resume", is_flag=True, help="Go on in a work folder: finished measurements stay, failed ones are tried again."
 )
+@click.option(
+    "--time-limit",
+    type=click.FloatRange(1),
+    help="Seconds after which it stops and writes the profile of what is there.",
+)
 @click.option("--no-p2p", is_flag=True, help="Measure with NCCL_P2P_DISABLE=1, as a box without peer access would run.")
 @click.option("--cpu", is_flag=True, help="Run on CPU tensors, only to try the program.")
 @click.option(
@@ -158,7 +163,7 @@ def _plan(options: dict[str, Any]) -> tuple[Plan, str]:
         folder=Path(options["out"] or f"calibration-{name}").absolute(), ranks=ranks, cpu=cpu, quick=options["quick"],
         only=_names(options["only"]), kinds=_names(options["kinds"]), no_p2p=options["no_p2p"],
         shapes=_shapes(options, ranks), allow_multicast=options["allow_multicast"], nodes=nodes, node=options["node_rank"],
-        master=options["master"],
+        master=options["master"], time_limit_s=options["time_limit"] or float("inf"),
     )  # fmt: skip
     return plan, name
 

@@ -97,6 +97,7 @@ PATH = click.Path(path_type=Path)
     "--model", type=PATH, help="Target: folder with config.json, or that file; of records, where they lack it."
 )
 @click.option("--draft", type=PATH, help="Drafter: folder with config.json, or that file; of records too.")
+@click.option("--layers", type=click.IntRange(1, 1024), help="Launch the target with so many of its layers.")
 @click.option("--tp", type=click.IntRange(1, 1024), default=1, show_default=True, help="Tensor-parallel ranks.")
 @click.option("--method", type=click.Choice(["none", "eagle3", "eagle", "mtp", "draft-model", "ngram"]), default="none")
 @click.option("--num-steps", type=click.IntRange(1, 64), help="Draft steps, as SGLang's --speculative-num-steps.")
@@ -196,6 +197,8 @@ def _measure(mode: str, options: dict[str, Any]) -> int:
                 scenarios = [s.model_copy(update={field: options[key], "points": None}) for s in scenarios]
         if mode == "scenarios" and (load := _load(options)) is not None:
             scenarios = [s.model_copy(update={"load": load}) for s in scenarios]
+        if options["layers"]:
+            scenarios = [s.model_copy(update={"layers": options["layers"]}) for s in scenarios]
         if options["hardware"]:
             scenarios = [s.model_copy(update={"hardware": options["hardware"]}) for s in scenarios]
         check(scenarios, folder, multicast=options["allow_multicast"])
