@@ -182,6 +182,11 @@ class Engine:
             present["extend"] &= backend in self.policy["graphs"]["extend_backends"]
         return {phase: on and not disable_cuda_graph and phase not in eager for phase, on in present.items()}
 
+    def switches(self, method: str, dp_attention: bool) -> bool:
+        """Whether the draft length of a chain may follow the batch while the server runs."""
+        rules = self.policy["by_batch"]
+        return method in rules["methods"] and (rules["dp_attention"] or not dp_attention)
+
     def allreduce_limits(
         self, *, ranks: int, link: str, graph: bool, options: Mapping[str, Any] | None = None
     ) -> tuple[tuple[str, int], ...]:
@@ -365,7 +370,7 @@ def load_engine(name: str, version: str | None = None) -> Engine:
         running_cap_speculative=held["running_cap_speculative"],
         terms=MappingProxyType({key: Term(**term) for key, term in held["terms"].items()}),
         policy=MappingProxyType(
-            {key: held[key] for key in ("attention_kernels", "attention_defaults", "graphs", "allreduce")}
+            {key: held[key] for key in ("attention_kernels", "attention_defaults", "graphs", "allreduce", "by_batch")}
             | {key: held[key] for key in ("tree_block", "ngram_tree") if key in held}
         ),
     )

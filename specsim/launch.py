@@ -35,13 +35,15 @@ class Launch:
     """A launch line as the engine resolves it. `options` has the scenario's names; only what the line decides is there.
 
     Sizes of captured graphs are sequences for SGLang and tokens for vLLM, as in the engines' own flags. A `method`
-    outside specsim.engines.METHODS ("dflash", "medusa", ...) is one that has no cost model.
+    outside specsim.engines.METHODS ("dflash", "medusa", ...) is one that has no cost model. `flags` are the known flags of
+    the line by their full names, each with its values.
     """
 
     engine: str
     options: dict[str, Any]
     unknown: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    flags: tuple[tuple[str, ...], ...] = ()
 
 
 @dataclass
@@ -89,9 +91,12 @@ def read_launch(
         notes.append(f"--config {values['--config']}: the file is not read here; flags on the line win over it")
     if parts.env.get("NCCL_P2P_DISABLE", "0") != "0":
         notes.append("NCCL_P2P_DISABLE: NCCL all-reduces go through host memory; the engine's custom kernels ignore it")
-    return Launch(
-        engine, options, tuple(dict.fromkeys(unknown)), tuple(dict.fromkeys(" ".join(note.split()) for note in notes))
+    said = tuple(dict.fromkeys(" ".join(note.split()) for note in notes))
+    flags = tuple(
+        (name,) if value is True else (name, *value) if isinstance(value, list) else (name, str(value))
+        for name, value in values.items()
     )
+    return Launch(engine, options, tuple(dict.fromkeys(unknown)), said, flags)
 
 
 def _described(engine: str, version: str) -> str | None:

@@ -1,14 +1,14 @@
 """Plan a deployment: how many replicas of which cut and draft length serve a load within its targets.
 
-Each choice (box, tp, ep, draft setting) is put through the closed form of `specsim.steady` on a grid of rates up to its
-capacity. The highest rate up to which all targets hold is what one replica serves; replicas = rate / that, rounded up. More
+Each choice (box, tp, ep, draft setting; and, where it changes, the draft length by batch) is put through the closed form of
+`specsim.steady` on a grid of rates up to its capacity. The highest rate up to which all targets hold is what one replica serves; replicas = rate / that, rounded up. More
 rate never takes fewer GPUs and looser targets never more, by construction.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,10 +20,11 @@ from specsim.acceptance import chain_length, rate_for_length
 from specsim.cycle import evaluate
 from specsim.errors import InputError
 from specsim.machine import Machine
+from specsim.policy import Policy, policies
 from specsim.prediction import SAMPLES, machine_of
 from specsim.quantities import Quantity
 from specsim.scenarios import Scenario
-from specsim.simulation_costs import step_seconds
+from specsim.simulation_costs import Ranges, lanes, longest, rows_of, step_seconds
 from specsim.steady import Requests, Server
 
 Array = NDArray[np.float64]
@@ -55,7 +56,7 @@ class Targets:
 @dataclass(frozen=True)
 class Choice:
     """One way to serve, and what it takes. `rate_each`: requests a second that one replica serves within the targets (0:
-    none). `problem` says why there is no server at all."""
+    none). `ranges`: draft lengths by batch, where they are not one. `problem` says why there is no server at all."""
 
     scenario: Scenario
     server: Server | None
@@ -65,14 +66,22 @@ class Choice:
     replicas: int = 0
     point: steady.Point | None = None
     problem: str = ""
+    ranges: Ranges = ()
 
     @property
     def draft_tokens(self) -> int:
-        return 1 if self.scenario.method == "none" else int(self.scenario.draft_tokens.reshape(-1)[0])
+        """The longest, where they follow the batch."""
+        return rows_of(longest(self.scenario, self.ranges))
 
     @property
     def setting(self) -> str:
+        if self.ranges:
+            return "by batch"
         return "off" if self.scenario.method == "none" else str(self.draft_tokens)
+
+    def running_as(self, batch: int) -> Scenario:
+        """The scenario that runs at a batch."""
+        return next(s for s, batches in lanes(self.scenario, batch, self.ranges) if batch in batches)
 
     @property
     def gpus(self) -> int:
@@ -96,6 +105,7 @@ class Choice:
             "ep": s.parallel.ep,
             "method": s.method,
             "draft_tokens": self.draft_tokens,
+            "by_batch": [list(r) for r in self.ranges] or None,
             "meets_targets": met,
             "replicas": self.replicas if met else None,
             "gpus": self.gpus if met else None,
@@ -148,6 +158,7 @@ class Plan:
     choices: tuple[Choice, ...]
     tpot_ms: Quantity | None = None  # of the best choice at its load, with the interval of its step time
     drafter_targets: tuple[Target, ...] = ()
+    policies: tuple[Policy, ...] = ()  # on the best choice's GPUs, the first at the load's context
     speedup: float = 1.5
     warnings: tuple[str, ...] = field(default=())
 
@@ -171,15 +182,18 @@ def plan(
     max_gpus: int | None = None,
     draft_tokens: Sequence[int] = (2, 3, 4, 5, 6, 7, 8),
     speedup: float = 1.5,
+    hysteresis: float = 0.03,
+    contexts: Sequence[int] = (),
 ) -> Plan:
     """Put scenarios (or what builds them) through the closed form and rank them.
 
     drafting: of the best choice's scenario, one on the same GPUs that speculates, for the targets of drafters at
-    `draft_tokens`. headroom: share by which the rate may grow before a target is missed. Scenarios that cannot be built are noted; those that do not fit become choices with a `problem`. Raises
-    InputError when none can serve at all, for rates and sizes out of range, for speculation without acceptance, and when
-    the load takes more than `max_gpus` GPUs.
+    `draft_tokens`. headroom: share by which the rate may grow before a target is missed. hysteresis: what a draft length that
+    follows the batch must bring over one that does not; `contexts`: other contexts to give policies for. Scenarios that cannot
+    be built are noted; those that do not fit become choices with a `problem`. Raises InputError when none can serve at all, for
+    rates and sizes out of range, for speculation without acceptance, and when the load takes more than `max_gpus` GPUs.
     """
-    _check(rate, requests, speedup, headroom)
+    _check(rate, requests, speedup, headroom, hysteresis)
     choices: list[Choice] = []
     failure: InputError | None = None
     warnings: list[str] = []
@@ -205,7 +219,13 @@ def plan(
             raise failure
         problem = next((c.problem for c in choices), "no configuration is left")
         raise InputError(problem, where="plan")
-    ordered = tuple(sorted(choices, key=_order))
+    context = round(requests.context)
+    for s, lengths in _groups(choices):
+        machine = machines[s.profile.name, s.engine.name]
+        for policy in policies(s, machine, lengths, [context], hysteresis):
+            if len(policy.rising) > 1:
+                choices.append(_choice(s, machine, rate, requests, targets, headroom, policy.rising))
+    ordered = tuple(sorted(choices, key=lambda c: _order(c, hysteresis)))
     best = ordered[0]
     if best.replicas and max_gpus is not None and best.gpus > max_gpus:
         limit = max(c.rate_each * (max_gpus // c.scenario.parallel.tp) for c in ordered) / (1 + headroom)
@@ -222,8 +242,34 @@ def plan(
             made = targets_of_drafters(best, drafter, machine, rate, targets, draft_tokens, speedup)
         except InputError as error:
             warnings.append(f"no targets of drafters: {error}")
+    found: list[Policy] = []
+    for s, lengths in _groups([c for c in choices if _place(c.scenario) == _place(best.scenario)]):
+        machine = machines[s.profile.name, s.engine.name]
+        prefer = None if best.ranges else best.draft_tokens - 1
+        at = list(dict.fromkeys([context, *contexts]))
+        found = policies(s, machine, lengths, at, hysteresis, prefer)
     said = tuple(dict.fromkeys(warnings))
-    return Plan(rate, requests, targets, ordered, _interval(best), tuple(made), speedup, said)
+    return Plan(
+        rate, requests, targets, ordered, _interval(best), tuple(made), tuple(found), speedup=speedup, warnings=said
+    )
+
+
+def _place(s: Scenario) -> tuple[Any, ...]:
+    """What the draft length may change on without new GPUs."""
+    return s.profile.name, s.parallel, s.engine.name
+
+
+def _groups(choices: Sequence[Choice]) -> Iterator[tuple[Scenario, list[int]]]:
+    """For each cut of a box whose engine can change the draft length with the batch: a scenario and its draft lengths."""
+    seen: list[tuple[Any, ...]] = []
+    for c in choices:
+        s = c.scenario
+        block = s.draft is not None and s.draft.draft is not None and s.draft.draft.block
+        chain = s.method != "none" and s.topk == 1 and not block and not c.ranges and c.server is not None
+        if chain and _place(s) not in seen and s.engine.switches(s.method, s.parallel.dp > 1):
+            seen.append(_place(s))
+            alike = [o for o in choices if _place(o.scenario) == _place(s) and not o.ranges]
+            yield s, sorted({o.draft_tokens for o in alike if o.scenario.method != "none"})
 
 
 def _interval(c: Choice) -> Quantity | None:
@@ -231,15 +277,16 @@ def _interval(c: Choice) -> Quantity | None:
     p = c.point
     if p is None or c.server is None or not np.isfinite(p.tpot_s[0]) or not p.tpot_s[0]:
         return None
-    batch = np.asarray(max(1.0, round(float(p.running[0]))))
-    step = step_seconds(
-        c.scenario, machine_of(c.scenario, samples=SAMPLES), batch, np.asarray(c.server.requests.context)
-    )
+    batch = max(1, round(float(p.running[0])))
+    s, context = c.running_as(batch), np.asarray(c.server.requests.context)
+    step = step_seconds(s, machine_of(s, samples=SAMPLES), np.asarray(float(batch)), context)
     step = step.reshape(-1)
     return Quantity.of(p.tpot_s[0] * step / step[0], 1e3)
 
 
-def _check(rate: float, requests: Requests, speedup: float, headroom: float) -> None:
+def _check(rate: float, requests: Requests, speedup: float, headroom: float, hysteresis: float) -> None:
+    if not 0 <= hysteresis < 1:
+        raise InputError(f"{hysteresis:g} is not in [0, 1)", where="--hysteresis", mend="give a fraction")
     if not 0 < rate < 1e9:
         raise InputError(f"{rate:g} requests a second", where="--rate", mend="give a rate above 0")
     for name, value in (("--input-tokens", requests.input_tokens), ("--output-tokens", requests.output_tokens)):
@@ -251,29 +298,36 @@ def _check(rate: float, requests: Requests, speedup: float, headroom: float) -> 
         raise InputError(f"{headroom:g} is out of range", where="--headroom", mend="give a fraction, for example 0.2")
 
 
-def _order(c: Choice) -> tuple[Any, ...]:
-    """Fewest GPUs first, then the fastest; what misses its targets last, the nearest miss first."""
+def _order(c: Choice, hysteresis: float) -> tuple[Any, ...]:
+    """Fewest GPUs first, then the fastest; what misses its targets last, the nearest miss first. A draft length that follows
+    the batch must be faster by more than the hysteresis."""
     if not c.replicas or c.point is None:
         return (True, c.miss, 0.0, c.draft_tokens)
-    return (False, c.gpus, float(c.point.tpot_s[0]), c.draft_tokens)
+    return (False, c.gpus, float(c.point.tpot_s[0]) * (1 + hysteresis * bool(c.ranges)), c.draft_tokens)
 
 
 def _choice(
-    s: Scenario, machine: Machine, rate: float, requests: Requests, targets: Targets, headroom: float
+    s: Scenario,
+    machine: Machine,
+    rate: float,
+    requests: Requests,
+    targets: Targets,
+    headroom: float,
+    ranges: Ranges = (),
 ) -> Choice:
     try:
-        server = steady.server_of(s, machine, requests)
+        server = steady.server_of(s, machine, requests, ranges)
     except InputError as error:
-        return Choice(s, None, problem=str(error))
+        return Choice(s, None, problem=str(error), ranges=ranges)
     capacity = float(server.capacity())
     rates = capacity * np.arange(1, RATES) / RATES
     miss = targets.miss(server.at(rates))
     held = int(np.argmax(miss > 1)) if np.any(miss > 1) else len(rates)  # all rates below must hold as well
     if not held:
-        return Choice(s, server, capacity, miss=float(miss[0]), point=server.at(rates[:1]))
+        return Choice(s, server, capacity, miss=float(miss[0]), point=server.at(rates[:1]), ranges=ranges)
     each = float(rates[held - 1])
     replicas = math.ceil(rate * (1 + headroom) / each * (1 - 1e-12))
-    return Choice(s, server, capacity, each, float(miss[0]), replicas, server.at(rate / replicas))
+    return Choice(s, server, capacity, each, float(miss[0]), replicas, server.at(rate / replicas), ranges=ranges)
 
 
 # --- what a drafter must reach --------------------------------------------------------------------------------------

@@ -1,31 +1,20 @@
-"""When to speculate, by batch and context: schedules with hysteresis, and the same in the words of the engines.
-
-SGLang: `--speculative-adaptive-config FILE`, candidate steps by batch size (python/sglang/srt/speculative/
-adaptive_spec_params.py; a batch takes the nearest key, so both ends of a range are keys). vLLM: the key
-`num_speculative_tokens_per_batch_size` of `--speculative-config`, [first batch, last batch, drafted tokens]
-(docs/features/speculative_decoding/dynamic_speculative_decoding.md).
-"""
+"""When to speculate, by batch and context: schedules with hysteresis."""
 
 from __future__ import annotations
 
-import json
-import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.configs import list_presets
 from specsim.machine import Machine
 from specsim.scenarios import Scenario
-from specsim.simulation_costs import cache_limits, running_limit
-from specsim.sweep import Case, Lane, Setting
+from specsim.simulation_costs import Ranges, cache_limits, drafting, running_limit, step_seconds
 
 Array = NDArray[np.float64]
 SCHEMA = "specsim.policy/1"
-Ranges = tuple[tuple[int, int, int], ...]  # (first batch, last batch, drafted tokens; 0: off)
 BATCHES = 512  # the largest batch a policy looks at
 
 
@@ -41,32 +30,33 @@ class Policy:
 
 
 def policies(
-    s: Scenario, machine: Machine, draft_tokens: Sequence[int], contexts: Sequence[int], hysteresis: float = 0.03
+    s: Scenario,
+    machine: Machine,
+    draft_tokens: Sequence[int],
+    contexts: Sequence[int],
+    hysteresis: float = 0.03,
+    prefer: int | None = None,
 ) -> list[Policy]:
     """Schedules for a scenario with acceptance that drafts chains, one a context at which at least one request fits.
 
-    Every choice is within `hysteresis` (a fraction) of the best at its batch, averaged over batches nearby (`_smooth`).
+    Every choice is within `hysteresis` (a fraction) of the best at its batch, averaged over batches nearby (`_smooth`). Where
+    several hold equally long, `prefer` (drafted tokens) is taken if it is among them, else the best of them.
     """
-    d = np.asarray([float(x) for x in draft_tokens])
-    lanes, settings, lengths = [], [], []
-    for value in d:  # one a draft length: the graphs an engine captures may depend on it
-        one = replace(s, draft_tokens=np.asarray([value]), num_steps=np.asarray([value - 1]))
-        lanes.append(Lane(one, one.draft_tokens, one.num_steps))
-        settings.append(Setting(s.method, s.names.get("draft", ""), int(value) - 1, 1, int(value)))
-        lengths.append(one.accept_length)
-    case = Case(tuple(lanes), machine, tuple(settings), np.stack(lengths).reshape(-1, 1), np.zeros((len(d), 1)))  # type: ignore[arg-type]
+    drafted = [0, *(d - 1 for d in draft_tokens)]
     kv, running = cache_limits(s, min(running_limit(s), BATCHES))
+    room = [min(running, int(kv / (context + max(draft_tokens)))) for context in contexts]
+    batches, at = np.arange(1.0, max([*room, 1]) + 1), np.asarray(contexts, dtype=float)
+    worth = np.empty((len(batches), len(contexts), len(drafted)))  # tokens a second of one sequence
+    for place, k in enumerate(drafted):
+        one = drafting(s, k)
+        length = 1.0 if one.accept_length is None else float(one.accept_length.reshape(-1)[0])
+        worth[:, :, place] = length / step_seconds(one, machine, batches[:, None], at[None, :])
     out = []
-    for context in contexts:
-        most = min(running, int(kv / (context + float(d.max()))))
-        if most < 1:
-            continue
-        decode, cycle = case.costs(np.arange(1.0, most + 1), np.asarray([float(context)]))
-        worth = decode[:, 0, None] * case.lengths[:, 0] / cycle[:, 0, :]
-        worth = np.concatenate([np.ones((most, 1)), worth], axis=1)
-        drafted = [0, *(int(x) - 1 for x in d)]
-        rising, falling = _schedules(_smooth(worth), drafted, hysteresis)
-        out.append(Policy(int(context), hysteresis, rising, falling))
+    for i, (context, most) in enumerate(zip(contexts, room, strict=True)):
+        if most >= 1:
+            here = worth[:most, i] / worth[:most, i, :1]
+            rising, falling = _schedules(_smooth(here), drafted, hysteresis, prefer)
+            out.append(Policy(int(context), hysteresis, rising, falling))
     return out
 
 
@@ -80,7 +70,9 @@ def _smooth(worth: Array) -> Array:
     return np.asarray((sums[high] - sums[low]) / (high - low)[:, None])
 
 
-def _schedules(worth: Array, drafted: Sequence[int], hysteresis: float) -> tuple[Ranges, Ranges]:
+def _schedules(
+    worth: Array, drafted: Sequence[int], hysteresis: float, prefer: int | None = None
+) -> tuple[Ranges, Ranges]:
     """Ranges for a rising and a falling batch, from the worth of each choice (batch, choice).
 
     Rising: as few switches as there can be when every choice stays within the hysteresis of the best; each holds as long as
@@ -94,7 +86,8 @@ def _schedules(worth: Array, drafted: Sequence[int], hysteresis: float) -> tuple
         held = [_run(good[at:, k]) for k in range(worth.shape[1])]
         longest = max(held)
         choice = max(
-            (k for k in range(len(held)) if held[k] == longest), key=lambda k: float(worth[at : at + longest, k].sum())
+            (k for k in range(len(held)) if held[k] == longest),
+            key=lambda k: (drafted[k] == prefer, float(worth[at : at + longest, k].sum())),
         )
         starts.append((at, choice))
         at += longest
@@ -137,83 +130,3 @@ def policy_json(found: Sequence[Policy], engine: str) -> dict[str, Any]:
             for p in found
         ],
     }
-
-
-# --- in the words of the engines ------------------------------------------------------------------------------------
-
-_SGLANG = {"eagle3": "EAGLE3", "eagle": "EAGLE", "mtp": "EAGLE", "draft-model": "STANDALONE", "ngram": "NGRAM", "dflash": "DFLASH"}  # fmt: skip
-_VLLM = {"draft-model": "draft_model"}
-
-
-def checkpoint(name: str) -> str:
-    """The Hugging Face id of a preset, else the name itself."""
-    return next((p.hf_id for p in list_presets() if p.name == name and p.hf_id), name)
-
-
-def sglang_line(s: Scenario, policy: Policy | None = None, file: str = "") -> str:
-    """SGLang's launch line of a scenario; with a policy that changes, it names the `file` with `sglang_adaptive`."""
-    words = ["python", "-m", "sglang.launch_server", "--model-path", checkpoint(s.names.get("model_path", s.model.name)), "--tp-size", str(s.parallel.tp)]  # fmt: skip
-    if s.parallel.ep > 1:
-        words += ["--ep-size", str(s.parallel.ep)]
-    if s.parallel.dp > 1:
-        words += ["--dp-size", str(s.parallel.dp), "--enable-dp-attention"]
-    if s.method != "none":
-        words += ["--speculative-algorithm", _SGLANG.get(s.method, s.method.upper())]
-        if s.names.get("draft") and s.method not in ("mtp", "ngram"):
-            words += ["--speculative-draft-model-path", checkpoint(s.names.get("draft_path") or s.names["draft"])]
-        steps, tokens = int(s.num_steps.reshape(-1)[0]), int(s.draft_tokens.reshape(-1)[0])
-        switches = policy is not None and file and sglang_adaptive(policy) is not None
-        if policy is not None and switches and steps not in {k for *_, k in policy.rising}:
-            steps = max(k for *_, k in policy.rising)  # SGLang wants a step count of the file
-            tokens = steps + 1
-        if s.method not in ("ngram", "dflash"):
-            words += ["--speculative-num-steps", str(steps), "--speculative-eagle-topk", str(s.topk)]
-        words += ["--speculative-num-draft-tokens", str(tokens)]
-        if switches:
-            words += ["--speculative-adaptive", "--speculative-adaptive-config", file]
-    if s.options.get("max_running_requests"):
-        words += ["--max-running-requests", str(s.options["max_running_requests"])]
-    return shlex.join(words)
-
-
-def vllm_config(s: Scenario, policy: Policy | None = None) -> dict[str, Any] | None:
-    """The value of vLLM's --speculative-config; None without speculation. With a policy, its rising ranges are in it."""
-    if s.method == "none":
-        return None
-    out: dict[str, Any] = {"method": _VLLM.get(s.method, s.method)}
-    if s.names.get("draft") and s.method not in ("mtp", "ngram"):
-        out["model"] = checkpoint(s.names.get("draft_path") or s.names["draft"])
-    out["num_speculative_tokens"] = int(s.draft_tokens.reshape(-1)[0]) - 1
-    if policy is not None and any(k for *_, k in policy.rising):
-        out["num_speculative_tokens"] = max(k for *_, k in policy.rising)
-        if len(policy.rising) > 1:
-            out["num_speculative_tokens_per_batch_size"] = [list(r) for r in policy.rising]
-    return out
-
-
-def vllm_line(s: Scenario, policy: Policy | None = None) -> str:
-    """vLLM's launch line of a scenario."""
-    words = [
-        "vllm",
-        "serve",
-        checkpoint(s.names.get("model_path", s.model.name)),
-        "--tensor-parallel-size",
-        str(s.parallel.tp),
-    ]
-    if s.parallel.ep > 1:
-        words += ["--enable-expert-parallel"]
-    config = vllm_config(s, policy)
-    if config is not None:
-        words += ["--speculative-config", json.dumps(config)]
-    return shlex.join(words)
-
-
-def sglang_adaptive(policy: Policy) -> dict[str, Any] | None:
-    """The file of SGLang's --speculative-adaptive-config for a policy; None where it never changes."""
-    if len(policy.rising) < 2:
-        return None
-    out: dict[str, Any] = {}
-    for first, last, k in policy.rising:
-        for batch in (first, last):
-            out[str(batch)] = {"candidate_steps": [k]}
-    return out

@@ -90,7 +90,7 @@ def simulate(
         run.chunk_histogram,
         run.token_histogram,
         run.timeline,
-        speculative=bool(server.survival) or server.costs.rows > 1,
+        speculative=bool(server.survival) or server.costs.most_rows > 1,
         kv_tokens=server.kv_tokens,
     )
     if not metrics.completed:

@@ -34,6 +34,10 @@ from specsim.routing import UNIFORM, with_overlap
 from specsim.scenarios import Scenario
 
 Array = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Ranges = tuple[
+    tuple[int, int, int], ...
+]  # a policy: (first batch, last batch, drafted tokens; 0: off), from batch 1 up
 PS = 1e12  # picoseconds a second
 WIDEST_GRID = 2**18  # tokens: beyond, costs are extrapolated along their last segment
 POLICIES = ("prefill-first", "mixed")
@@ -49,10 +53,11 @@ SGLANG_PREFILL = 16384  # --max-prefill-tokens, the limit when chunks are off
 
 @dataclass(frozen=True)
 class Costs:
-    """Step times of one server, picoseconds. `rows` a sequence has in a decode step: 1, or the draft tokens.
+    """Step times of one server, picoseconds.
 
     step[b, i]: one step of b sequences (0..max) with contexts[i] cached tokens each; base[b]: the target's pass in it at
-    no cached tokens. prefill[i, j]: prefill of tokens[i] rows that attend to reach[j] tokens each on average.
+    no cached tokens; rows[b]: rows that a sequence has in it, 1 or the draft tokens; drafts[b]: tokens that may be accepted
+    beyond the first. prefill[i, j]: prefill of tokens[i] rows that attend to reach[j] tokens each on average.
     """
 
     contexts: Array
@@ -61,7 +66,13 @@ class Costs:
     tokens: Array
     reach: Array
     prefill: Array
-    rows: int = 1
+    rows: Ints
+    drafts: Ints
+
+    @property
+    def most_rows(self) -> int:
+        """Rows that a sequence has in a decode step at most."""
+        return int(self.rows.max())
 
     @classmethod
     def fixed(
@@ -71,12 +82,14 @@ class Costs:
         two = np.array([0.0, 1.0])
         step = np.full((batch + 1, 2), round(step_s * PS), dtype=float)
         prefill = np.repeat(np.rint((prefill_s + two * prefill_token_s) * PS)[:, None], 2, axis=1)
-        return cls(two, step, step[:, 0], two, two, prefill, rows)
+        a_batch = np.ones(batch + 1, dtype=np.int64)
+        return cls(two, step, step[:, 0], two, two, prefill, rows * a_batch, (rows - 1) * a_batch)
 
 
 @dataclass(frozen=True)
 class Server:
-    """A server to simulate. `survival[j]`: probability that at least j + 1 drafted tokens are accepted (none: decode).
+    """A server to simulate. `survival[j]`: probability that at least j + 1 drafted tokens are accepted (none: decode), of
+    which a step of b sequences draws the first `costs.drafts[b]`.
 
     policy: "prefill-first" (SGLang: a step prefills while requests wait, else decodes) or "mixed" (vLLM: every step
     decodes, and prefills with the tokens left of its budget). chunk_tokens: rows of a prefill step at most. kv_tokens:
@@ -126,9 +139,15 @@ class Server:
             )
 
     @property
+    def accept_lengths(self) -> Array:
+        """Mean tokens that a decode step gives a sequence that has more to come, by batch (0..max)."""
+        gained = np.concatenate([[1.0], 1.0 + np.cumsum(self.survival)])
+        return np.asarray(gained[np.minimum(self.costs.drafts, len(self.survival))])
+
+    @property
     def accept_length(self) -> float:
-        """Mean tokens a decode step gives a sequence that has more to come."""
-        return 1.0 + sum(self.survival)
+        """The same at the largest batch."""
+        return float(self.accept_lengths[-1])
 
 
 def server_of(
@@ -141,25 +160,27 @@ def server_of(
     prefix_rate: float = 0.0,
     overhead_s: float = 0.0,
     histogram: Iterable[float] | None = None,
+    ranges: Ranges = (),
 ) -> Server:
     """The server of a scenario (its batch and context play no part). `concurrency`: requests in flight at most.
 
-    `histogram`: how often a cycle gained 1, 2, ... tokens, as recorded; it replaces the scenario's acceptance. Raises
-    InputError without acceptance under speculation, and when the weights leave no room for a KV cache.
+    `histogram`: how often a cycle gained 1, 2, ... tokens, as recorded; it replaces the scenario's acceptance. `ranges`: draft
+    lengths by batch (a chain's), which replace the scenario's. Raises InputError without acceptance under speculation, and
+    when the weights leave no room for a KV cache.
     """
+    s = longest(s, ranges)
     survival = acceptance_of(s, histogram)
     sglang = s.engine.name == "sglang"
-    rows = 1 if s.method == "none" else int(s.draft_tokens.reshape(-1)[0])
     chunk = chunk_tokens or default_chunk(s)
     running = running_limit(s)
     if not sglang:
-        running = min(running, max(1, chunk // rows))  # every running request's rows fit the token budget
+        running = min(running, max(1, chunk // rows_of(s)))  # every running request's rows fit the token budget
     running = running if concurrency is None else min(running, concurrency)
     kv, running = cache_limits(s, running)
     running = min(running, kv)
     on = not s.options.get("disable_overlap", False) if overlap is None else overlap
     return Server(
-        costs=tables(s, machine, running, chunk),
+        costs=tables(s, machine, running, chunk, ranges),
         policy="prefill-first" if sglang else "mixed",
         max_running=running,
         chunk_tokens=chunk,
@@ -273,17 +294,62 @@ def step_seconds(s: Scenario, machine: Machine, batch: Array, context: Array) ->
     return c.decode_s if s.method == "none" else c.cycle_s
 
 
-def tables(s: Scenario, machine: Machine, max_batch: int, chunk: int) -> Costs:
-    """The step times of a scenario for batches up to `max_batch` and prefill steps of up to `chunk` tokens."""
-    rows = 1 if s.method == "none" else int(s.draft_tokens.reshape(-1)[0])
-    widest = s.model.max_context or WIDEST_GRID
-    contexts = _nodes(widest, (limit - x for limit in _windows(s) for x in (1, (s.topk + 1) / 2, rows, (rows + 1) / 2)))
-    batches = np.arange(1.0, max_batch + 1)
-    step = step_seconds(s, machine, batches[:, None], contexts[None, :])
+def longest(s: Scenario, ranges: Ranges) -> Scenario:
+    """The scenario with the longest draft of a policy, which its memory and admission are sized for. Raises InputError
+    for a policy of a scenario that drafts no chains."""
+    if not ranges:
+        return s
+    if s.method == "none" or s.topk > 1:
+        raise InputError("belongs to speculation by chains", where="policy", mend="leave --method none and --topk out")
+    return drafting(s, max(k for *_, k in ranges) or 1)
+
+
+def drafting(s: Scenario, k: int) -> Scenario:
+    """The scenario with k drafted tokens, 0 being plain decoding."""
+    if k:
+        return replace(s, draft_tokens=np.asarray(k + 1.0), num_steps=np.asarray(float(k)))
+    return replace(s, method="none", draft=None, draft_tokens=np.ones(()), num_steps=np.zeros(()))
+
+
+def lanes(s: Scenario, most: int, ranges: Ranges) -> list[tuple[Scenario, Array]]:
+    """What runs at which batches (1..most): the scenario at all, or each draft length of a policy at its own; beyond its last
+    range a policy goes on as there."""
+    batches = np.arange(1.0, most + 1)
+    if not ranges:
+        return [(s, batches)]
+    drafted = np.full(most, ranges[-1][2])
+    for first, last, k in ranges:
+        drafted[first - 1 : last] = k
+    return [(drafting(s, int(k)), batches[drafted == k]) for k in np.unique(drafted)]
+
+
+def rows_of(s: Scenario) -> int:
+    """Rows that a sequence has in a decode step: 1, or the draft tokens."""
+    return 1 if s.method == "none" else int(s.draft_tokens.reshape(-1)[0])
+
+
+def base_seconds(s: Scenario, machine: Machine, batches: Array) -> Array:
+    """Seconds of the target's pass in a decode step, at no cached tokens. batches: (n,)."""
     phase = "decode" if s.method == "none" else "verify"
-    at_zero = replace(s, batch=batches, context=np.zeros(()))
-    base = np.broadcast_to(target_pass(at_zero, machine, np.asarray(float(rows)), phase).total, (max_batch,))
-    most = chunk + (rows * max_batch if s.engine.name == "vllm" else 0)
+    at = replace(s, batch=batches, context=np.zeros(()))
+    return np.broadcast_to(target_pass(at, machine, np.asarray(float(rows_of(s))), phase).total, batches.shape)
+
+
+def tables(s: Scenario, machine: Machine, max_batch: int, chunk: int, ranges: Ranges = ()) -> Costs:
+    """The step times of a scenario for batches up to `max_batch` and prefill steps of up to `chunk` tokens."""
+    widest = s.model.max_context or WIDEST_GRID
+    cut = lanes(s, max_batch, ranges)
+    bends = {x for one, _ in cut for x in (1, (s.topk + 1) / 2, rows_of(one), (rows_of(one) + 1) / 2)}
+    contexts = _nodes(widest, (limit - x for limit in _windows(s) for x in bends))
+    step, base = np.zeros((max_batch + 1, len(contexts))), np.zeros(max_batch + 1)
+    rows, drafts = np.ones(max_batch + 1, dtype=np.int64), np.zeros(max_batch + 1, dtype=np.int64)
+    for one, batches in cut:
+        at = batches.astype(np.int64)
+        step[at] = step_seconds(one, machine, batches[:, None], contexts[None, :])
+        base[at] = base_seconds(one, machine, batches)
+        rows[at] = rows_of(one)
+        drafts[at] = int(one.num_steps.reshape(-1)[0])
+    most = chunk + (int(rows.max()) * max_batch if s.engine.name == "vllm" else 0)
     tokens = np.unique(
         np.concatenate(
             [
@@ -302,12 +368,13 @@ def tables(s: Scenario, machine: Machine, max_batch: int, chunk: int) -> Costs:
 
     return Costs(
         contexts=contexts,
-        step=np.vstack([np.zeros(len(contexts)), ps(np.broadcast_to(step, (max_batch, len(contexts))))]),
-        base=np.concatenate([[0.0], ps(base)]),
+        step=ps(step),
+        base=ps(base),
         tokens=tokens,
         reach=reach,
         prefill=ps(np.broadcast_to(prefill, (len(tokens), len(reach)))),
         rows=rows,
+        drafts=drafts,
     )
 
 
@@ -338,7 +405,7 @@ def capacity(server: Server, input_tokens: float, output_tokens: float) -> float
     c = server.costs
     new = max(1.0, input_tokens * (1 - server.prefix_rate))
     context = input_tokens + output_tokens / 2
-    b = np.arange(1, max(1, min(server.max_running, int(server.kv_tokens / (context + c.rows)))) + 1)
+    b = np.arange(1, max(1, min(server.max_running, int(server.kv_tokens / (context + c.most_rows)))) + 1)
     i, share = _place(c.contexts, context)
     step = c.step[b, i] + share * (c.step[b, i + 1] - c.step[b, i])
     chunk = min(server.chunk_tokens, c.tokens[-1])
@@ -348,7 +415,7 @@ def capacity(server: Server, input_tokens: float, output_tokens: float) -> float
     i, share = _place(c.reach, mean_reach)
     column = c.prefill[:, i] + share * (c.prefill[:, i + 1] - c.prefill[:, i])
     prefill = pieces * float(np.interp(full, c.tokens, column))
-    decode = max(output_tokens - 1, 0.0) / server.accept_length * step / b
+    decode = max(output_tokens - 1, 0.0) / server.accept_lengths[b] * step / b
     if server.policy == "mixed":  # at best every prefill row rides in a step that decodes anyway
         decode = np.maximum(decode - pieces * c.base[b], 0.0)
     seconds = float(np.min(prefill + decode)) / PS

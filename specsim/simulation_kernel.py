@@ -250,6 +250,7 @@ def _plan(
     retracted: Ints,
     plan: Ints,
     take: Ints,
+    rows_at: Ints,
     c: Ints,
     timeline: Ints,
 ) -> int:
@@ -261,7 +262,8 @@ def _plan(
     if mixed:
         if make_room(prefix_rate, s, p, ratio, running, left, x1, x2, partial, retracted, c):
             return 0
-        budget -= (s[RUNNING] + s[GHOSTS]) * p[ROWS]
+        decoding = s[RUNNING] + s[GHOSTS]
+        budget -= decoding * rows_at[decoding]
         growth = s[RUNNING] * p[ROWS]
     busy = s[RUNNING] + s[GHOSTS] + s[PARTIAL]
     open_ = budget > 0
@@ -440,6 +442,8 @@ def _advance(
     plan: Ints,
     take: Ints,
     thresholds: Ints,
+    rows_at: Ints,
+    drafts_at: Ints,
     contexts: Floats,
     step: Floats,
     base: Floats,
@@ -473,6 +477,7 @@ def _advance(
                 retracted,
                 plan,
                 take,
+                rows_at,
                 c,
                 timeline,
             )
@@ -493,6 +498,7 @@ def _advance(
                 retracted,
                 plan,
                 take,
+                rows_at,
                 c,
                 timeline,
             )
@@ -509,7 +515,7 @@ def _advance(
         elif batch == 0:
             time = prefill_time(tokens, reach, prefill, rows, pairs / (2 * rows))
         else:
-            time = prefill_time(tokens, reach, prefill, rows + batch * p[ROWS], pairs / (2 * rows))
+            time = prefill_time(tokens, reach, prefill, rows + batch * rows_at[batch], pairs / (2 * rows))
             time = time + step_time(contexts, step, batch, cached) - base[batch]
         took = max(int(time + 0.5), 1)
         note_step(start, took, rows, batch, s, s[RELEASED] - s[HEAD] + s[RETRACTED], c, timeline)
@@ -526,7 +532,7 @@ def _advance(
             c[SEQUENCE_STEPS] += s[RUNNING]
             kept = 0
             shared = now - s[LAST_DECODE]  # the gap of most chunks: counted by size and noted once
-            drafts = len(thresholds)
+            drafts = min(drafts_at[batch], len(thresholds))
             for i in range(s[RUNNING]):
                 gained = 1
                 if drafts:
@@ -624,7 +630,7 @@ class Kernel:
                 server.chunk_tokens,
                 server.kv_tokens,
                 server.overlap,
-                costs.rows,
+                costs.most_rows,
                 clients,
                 round(server.overhead_s * 1e12),
             ],
@@ -639,6 +645,7 @@ class Kernel:
         self._take = np.zeros(server.max_running + 1, dtype=np.int64)
         self._freed = np.zeros(clients + 1, dtype=np.int64)
         self._thresholds = np.asarray([int(x * M1) for x in server.survival], dtype=np.int64)
+        self._by_batch = tuple(np.ascontiguousarray(t, dtype=np.int64) for t in (costs.rows, costs.drafts))
         tables = (costs.contexts, costs.step, costs.base, costs.tokens, costs.reach, costs.prefill)
         self._tables = tuple(np.ascontiguousarray(t, dtype=np.float64) for t in tables)
         self.counters = np.zeros(len(COUNTERS), dtype=np.int64)
@@ -662,7 +669,7 @@ class Kernel:
         done = np.zeros((len(self._pending) + self.server.max_running + 1, len(DONE_FIELDS)), dtype=np.int64)
         n = advance(
             last, self.server.prefix_rate, self._pending, self._state, self._parameters, self._ratio, self._running, self._left, self._x1, self._x2,
-            self._partial, self._retracted, self._freed, self._plan, self._take, self._thresholds, *self._tables,
+            self._partial, self._retracted, self._freed, self._plan, self._take, self._thresholds, *self._by_batch, *self._tables,
             self.counters, self.chunk_histogram, self.token_histogram, self.timeline, done,
         )  # fmt: skip
         return done[:n]

@@ -12,6 +12,7 @@ rounded, so every platform computes the same run.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -131,6 +132,7 @@ class Reference:
         self.token_histogram = np.zeros(BINS, dtype=np.int64)
         self.timeline = np.zeros((4, BUCKETS), dtype=np.int64)  # running, waiting, busy x ns; tokens
         self.thresholds = [int(p * M1) for p in server.survival]
+        self.rows = server.costs.most_rows
         self.done: list[tuple[int, ...]] = []
 
     @property
@@ -186,7 +188,7 @@ class Reference:
                 self.unused -= 1
             else:
                 self.freed.popleft()
-        if given + made + self.server.costs.rows > self.server.kv_tokens:
+        if given + made + self.rows > self.server.kv_tokens:
             self.count["rejected"] += 1
             if self.clients:
                 self.freed.append(self.count["now"])
@@ -214,7 +216,9 @@ class Reference:
         elif not batch:
             time = prefill_time(costs.tokens, costs.reach, costs.prefill, rows, pairs / (2 * rows))
         else:
-            time = prefill_time(costs.tokens, costs.reach, costs.prefill, rows + batch * costs.rows, pairs / (2 * rows))
+            time = prefill_time(
+                costs.tokens, costs.reach, costs.prefill, rows + batch * int(costs.rows[batch]), pairs / (2 * rows)
+            )
             time = time + step_time(costs.contexts, costs.step, batch, cached) - float(costs.base[batch])
         took = max(int(time + 0.5), 1)
         self._account(start, took, rows, batch)
@@ -227,8 +231,9 @@ class Reference:
             self.ratio = max(self.ratio - (INIT_RATIO - LEAST_RATIO) / DECAY_STEPS, LEAST_RATIO)
             c["sequence_steps"] += len(self.running)
             still = []
+            thresholds = self.thresholds[: costs.drafts[batch]]
             for slot in self.running:
-                gained = min(self._draw(slot), slot.output_tokens - slot.generated)
+                gained = min(self._draw(slot, thresholds), slot.output_tokens - slot.generated)
                 slot.cached += gained
                 slot.held += gained
                 self.used += gained
@@ -266,9 +271,9 @@ class Reference:
         self._tokens(now, tokens)
         return True
 
-    def _draw(self, slot: Slot) -> int:
+    def _draw(self, slot: Slot, thresholds: Sequence[int]) -> int:
         """Tokens that one cycle gives: 1 + the drafted tokens accepted."""
-        if not self.thresholds:
+        if not thresholds:
             return 1
         slot.x1 = slot.x1 * A1 % M1
         slot.x2 = slot.x2 * A2 % M2
@@ -276,7 +281,7 @@ class Reference:
         if z <= 0:
             z += M1 - 1
         gained = 1
-        for threshold in self.thresholds:
+        for threshold in thresholds:
             if z > threshold:
                 break
             gained += 1
@@ -322,8 +327,8 @@ class Reference:
             if self._make_room():
                 return []
             decoding = len(self.running) + self.ghosts
-            budget -= decoding * server.costs.rows
-            growth = len(self.running) * server.costs.rows
+            budget -= decoding * int(server.costs.rows[decoding])
+            growth = len(self.running) * self.rows
         if self.partial is not None and budget > 0:
             take = min(self.partial.need, budget)
             plan.append((self.partial, take))
@@ -383,7 +388,7 @@ class Reference:
 
     def _make_room(self) -> bool:
         """Retract requests until the next decode step fits the KV cache; true if any was."""
-        server, rows = self.server, self.server.costs.rows
+        server, rows = self.server, self.rows
         any_left = False
         while (
             len(self.running) + (self.partial is not None) > 1

@@ -14,16 +14,26 @@ decode: Little's law. Nothing is fitted.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from specsim.cycle import target_pass
 from specsim.errors import InputError
 from specsim.machine import Machine
 from specsim.scenarios import Scenario
-from specsim.simulation_costs import cache_limits, default_chunk, prefill_seconds, running_limit, step_seconds
+from specsim.simulation_costs import (
+    Ranges,
+    base_seconds,
+    cache_limits,
+    default_chunk,
+    lanes,
+    longest,
+    prefill_seconds,
+    rows_of,
+    running_limit,
+    step_seconds,
+)
 
 Array = NDArray[np.float64]
 MOST_RUNNING = 2048  # running requests that are looked at; engines admit fewer in all but name
@@ -63,14 +73,15 @@ class Point:
 
 @dataclass(frozen=True)
 class Server:
-    """One replica. step[n - 1]: seconds of a decode step or cycle of n sequences; prefill[g - 1]: seconds a request when g
-    prompts are prefilled together, in `chunks` steps. saved[n - 1]: seconds that a prefill step saves by riding in a decode
-    step of n sequences, where the engine mixes them (vLLM)."""
+    """One replica. step[n - 1]: seconds of a decode step or cycle of n sequences, which gives each accept_length[n - 1] tokens
+    (or one number for all n); prefill[g - 1]: seconds a request when g prompts are prefilled together, in `chunks` steps.
+    saved[n - 1]: seconds that a prefill step saves by riding in a decode step of n sequences, where the engine mixes them
+    (vLLM)."""
 
     requests: Requests
     step: Array
     prefill: Array
-    accept_length: float
+    accept_length: Array | float
     gpus: int
     chunks: float = 1.0
     saved: Array | None = None
@@ -81,14 +92,16 @@ class Server:
 
     def capacity(self, accept_length: ArrayLike | None = None) -> Array:
         """Requests a second at most, by accept length: every place taken, and prompts prefilled as places fall free."""
-        steps = self._steps(accept_length)
+        steps = self._steps(accept_length)[..., -1]
         most = float(self.most_running)
         prefill = self._prefill_share(self._group(most / steps), np.asarray(most))
         return np.asarray(1 / (steps * self.step[-1] / most + prefill))
 
     def _steps(self, accept_length: ArrayLike | None) -> Array:
-        """Decode steps that a request takes part in; under overlap it stays for one step after its last token."""
-        length = np.asarray(self.accept_length if accept_length is None else accept_length, dtype=float)
+        """Decode steps that a request would take part in at each batch, (accept lengths, 1) for those given or (batch,) for the
+        server's own; under overlap it stays for one step after its last token."""
+        given = None if accept_length is None else np.asarray(accept_length, dtype=float)[..., None]
+        length = np.broadcast_to(self.accept_length, self.step.shape) if given is None else given
         return np.asarray((self.requests.output_tokens - 1) / length + 1)
 
     def _group(self, a_step: Array) -> Array:
@@ -105,7 +118,9 @@ class Server:
 
     def at(self, rate: ArrayLike, accept_length: ArrayLike | None = None) -> Point:
         """The steady state at arrival rates (requests a second) and accept lengths, which broadcast to one axis."""
-        r, steps = np.broadcast_arrays(np.atleast_1d(np.asarray(rate, dtype=float)), self._steps(accept_length))
+        steps = np.atleast_2d(self._steps(accept_length))
+        r = np.atleast_1d(np.asarray(rate, dtype=float))
+        r = np.broadcast_to(r, np.broadcast_shapes(r.shape, steps.shape[:1]))
         n = np.arange(1, len(self.step) + 1, dtype=float)
         group, running = np.ones_like(r), np.ones_like(r)
         for _ in range(4):  # how many prompts wait together depends on the step they wait for
@@ -113,9 +128,7 @@ class Server:
             stable = work < 1
             behind = np.where(stable, work + work**2 / (2 * np.maximum(1 - work, 1e-9)), 0.0)  # prompts after one's own
             slowed = np.where(stable, r / np.where(stable, 1 - work, 1.0), 0.0)
-            each = (
-                steps[:, None] * self.step + (behind * work / np.maximum(r, 1e-300))[:, None]
-            )  # seconds of its own decode
+            each = steps * self.step + (behind * work / np.maximum(r, 1e-300))[:, None]  # seconds of its own decode
             tail = slowed * each[:, -1] / n[-1]
             stable &= tail < 1
             slowed, tail = np.where(stable, slowed, 1e-12), np.where(stable, tail, 0.0)
@@ -128,7 +141,7 @@ class Server:
             waiting = weight[:, -1] * tail / (1 - tail) ** 2 / total
             decoding = 1 - empty / total
             step = (weight @ self.step + beyond * self.step[-1]) / np.maximum(total - empty, 1e-300)
-            group = self._group(np.where(stable, r * step * decoding, n[-1] / steps))
+            group = self._group(np.where(stable, r * step * decoding, n[-1] / steps[:, -1]))
             running = np.where(stable, running, n[-1])
         own = self.prefill[0] * np.ones_like(r)
         if self.saved is not None:  # the prompt's steps decode as well
@@ -137,7 +150,8 @@ class Server:
         others = np.minimum(group - 1 + r * own * work, len(self.prefill) - 1)  # in one's own prefill step
         ttft = waiting / r + WAIT * step * decoding + queue + (1 + others / 2) * own
         gained = max(self.requests.output_tokens - 1, 0.0)
-        tpot = running / r * (1 - 1 / steps) / gained if gained else np.zeros_like(r)
+        own_steps = ((weight * steps).sum(axis=1) + beyond * steps[:, -1]) / np.maximum(total - empty, 1e-300)
+        tpot = running / r * (1 - 1 / own_steps) / gained if gained else np.zeros_like(r)
 
         def served(values: Array, otherwise: float = math.inf) -> Array:
             return np.where(stable, values, otherwise)
@@ -146,12 +160,14 @@ class Server:
         return Point(r, served(running), served(waiting), served(tpot), served(ttft), busy)
 
 
-def server_of(s: Scenario, machine: Machine, requests: Requests) -> Server:
+def server_of(s: Scenario, machine: Machine, requests: Requests, ranges: Ranges = ()) -> Server:
     """The server of a scenario (its batch and context play no part). Its accept length is the scenario's, 1 without.
 
-    Raises InputError when the weights leave no room for the KV cache of one request.
+    `ranges`: draft lengths by batch, which replace the scenario's. Raises InputError when the weights leave no room for the
+    KV cache of one request.
     """
-    tokens = float(s.draft_tokens.reshape(-1)[0]) if s.method != "none" else 1.0
+    s = longest(s, ranges)
+    tokens = float(rows_of(s))
     kv, running = cache_limits(s, running_limit(s))
     held = int(kv / (requests.context + tokens))
     chunk = default_chunk(s)
@@ -165,21 +181,25 @@ def server_of(s: Scenario, machine: Machine, requests: Requests) -> Server:
             where=f"{s.profile.name}, TP {s.parallel.tp}",
             mend="raise --tp, or take another --hardware",
         )
-    step = step_seconds(s, machine, np.arange(1.0, most + 1), np.asarray(requests.context)).reshape(-1)
+    cut = lanes(s, most, ranges)
+    step, gained = np.empty(most), np.ones(most)
+    for one, batches in cut:
+        at = batches.astype(np.int64) - 1
+        step[at] = step_seconds(one, machine, batches, np.asarray(requests.context))
+        if one.accept_length is not None:
+            gained[at] = one.accept_length.reshape(-1)[0]
     prompt = max(requests.input_tokens, 1.0)
     chunks = max(1, math.ceil(prompt / chunk))
     together = np.arange(1.0, max(1, int(chunk / prompt)) + 1)
     seconds = chunks * prefill_seconds(s, machine, together * prompt / chunks, np.asarray((prompt + 1) / 2)) / together
     saved = None
     if mixed:
-        rows = np.arange(1.0, most + 1)
-        at = replace(s, batch=rows, context=np.zeros(()))
-        phase = "decode" if s.method == "none" else "verify"
-        alone = np.broadcast_to(target_pass(at, machine, np.asarray(tokens), phase).total, rows.shape)
         wider = prefill_seconds(
             s, machine, np.asarray([1.0, 1.25]) * prompt / chunks, np.asarray((prompt + 1) / 2)
         ).reshape(-1)
-        saved = alone - rows * tokens * (wider[1] - wider[0]) / (0.25 * prompt / chunks)
-    length = s.accept_length
-    gained = 1.0 if length is None else float(length.reshape(-1)[0])
+        a_row = (wider[1] - wider[0]) / (0.25 * prompt / chunks)
+        saved = np.empty(most)
+        for one, batches in cut:
+            at = batches.astype(np.int64) - 1
+            saved[at] = base_seconds(one, machine, batches) - batches * rows_of(one) * a_row
     return Server(requests, step, seconds.reshape(-1), gained, s.parallel.tp, float(chunks), saved)

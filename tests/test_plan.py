@@ -19,18 +19,9 @@ from hypothesis import strategies as st
 from specsim.acceptance import chain_length
 from specsim.errors import InputError
 from specsim.launch import read_launch
+from specsim.launch_lines import read_ranges, sglang_adaptive, sglang_line, vllm_config, vllm_line
 from specsim.plan import Choice, Targets, plan
-from specsim.policy import (
-    Policy,
-    _schedules,
-    _smooth,
-    policies,
-    said,
-    sglang_adaptive,
-    sglang_line,
-    vllm_config,
-    vllm_line,
-)
+from specsim.policy import _schedules, _smooth, policies, said
 from specsim.prediction import machine_of, predict
 from specsim.scenarios import Scenario, build
 from specsim.simulation import simulate
@@ -241,6 +232,56 @@ def test_what_cannot_be_built_is_left_out():
         plan([wrong], 1, Requests(100, 100), Targets())
 
 
+def field(d: int, accept_rate: float = 0.6) -> Scenario:
+    options = {"method": "none"} if d == 1 else {"draft_tokens": d, "accept_rate": accept_rate}
+    return build(model="Kimi-K2.5", hardware="8x-pcie-field", **options)
+
+
+def test_a_draft_length_that_follows_the_batch_is_a_choice_of_its_own():
+    """On the field box speculation loses at batch 1 and wins beyond: switching is as fast as plain decoding at no load, never
+    slower than the best constant length, and never needs more GPUs; as the closed form of one length when it has one."""
+    scenarios = [field(d) for d in (1, 2, 3, 4)]
+    found = plan(scenarios, 0.5, Requests(2000, 500), Targets(None, 40))
+    switching = next(c for c in found.choices if c.ranges)
+    assert switching.ranges[0] == (1, 1, 0)
+    constant = [c for c in found.choices if not c.ranges]
+    assert switching.gpus == min(c.gpus for c in constant)
+    off = next(c for c in constant if c.setting == "off")
+    for rate in (0.001, 0.05, 0.1, 0.2):
+        best = min(float(c.server.at(rate).tpot_s[0]) for c in constant)
+        assert float(switching.server.at(rate).tpot_s[0]) <= best * 1.001
+    assert float(switching.server.at(1e-6).tpot_s[0]) == pytest.approx(float(off.server.at(1e-6).tpot_s[0]), rel=1e-4)
+    machine = machine_of(field(3))
+    one, plain = (server_of(field(3), machine, Requests(2000, 500), r) for r in (((1, 5, 2), (6, 48, 2)), ()))
+    assert np.array_equal(one.at([0.05, 0.2]).tpot_s, plain.at([0.05, 0.2]).tpot_s)
+
+
+@pytest.mark.parametrize("hysteresis", [0.0, 0.03, 0.9])
+def test_plan_policy_and_launch_agree(hysteresis):
+    """A plan launches what it chose: one length, or the policy of its own context. With a hysteresis that forgives all, the
+    policy is the length that was chosen."""
+    for scenarios in ([field(d) for d in (1, 2, 3, 4)], [llama(1), llama(4), llama(5)]):
+        found = plan(scenarios, 0.5, Requests(2000, 500), Targets(None, 40), hysteresis=hysteresis, contexts=(1000,))
+        best, (here, _) = found.best, found.policies
+        if best.ranges:
+            assert best.ranges == here.rising
+        elif hysteresis == 0.9:
+            assert [k for *_, k in here.rising] == [best.draft_tokens - 1]
+        config = vllm_config(best.scenario, best.ranges)
+        assert (0 if config is None else config["num_speculative_tokens"]) == best.draft_tokens - 1
+        if best.scenario.method != "none":
+            assert words_of(sglang_line(best.scenario, best.ranges))["--speculative-num-draft-tokens"] == [str(best.draft_tokens)]  # fmt: skip
+
+
+def test_engines_that_cannot_switch_get_no_policy():
+    """SGLang changes the length of EAGLE's chains only, and not under attention data parallelism; vLLM of any."""
+    ngram = [build(model="Llama-3.1-8B", hardware="1x-h200", method="ngram", draft_tokens=4, accept_rate=0.3, engine=e) for e in ("sglang", "vllm")]  # fmt: skip
+    assert not plan(ngram[:1], 1, Requests(1000, 200), Targets()).policies
+    assert plan(ngram[1:], 1, Requests(1000, 200), Targets()).policies
+    groups = build(model="Kimi-K2.5", hardware="8x-h200", ep=8, dp_attention=8, draft_tokens=3, accept_rate=0.6)
+    assert not plan([groups], 1, Requests(1000, 200), Targets()).policies
+
+
 def test_drafters_targets():
     """Break-even is that of a prediction; at the target's rate the plan meets its targets, a step below it does not."""
     requests, targets, rate = Requests(2000, 300), Targets(800, 7.5), 18.0
@@ -278,7 +319,7 @@ def test_twenty_choices_in_two_seconds():
     ]
     start = time.perf_counter()
     found = plan(choices, 20, Requests(2000, 500), Targets(1000, 30), drafting=lambda s: s)
-    assert len(found.choices) == 20
+    assert sum(not c.ranges for c in found.choices) == 20
     assert time.perf_counter() - start < 2 * 3, "three times the aim, for a busy machine"
 
 
@@ -345,27 +386,93 @@ def test_contexts_that_do_not_fit_have_no_policy():
     assert [p.context for p in found] == [1000]
 
 
-POLICY = Policy(2048, 0.03, ((1, 16, 3), (17, 32, 1), (33, 48, 0)), ((1, 48, 0),))
+def test_a_policy_of_one_length_is_the_one_preferred():
+    """Two choices within 3 % at every batch: the better one, or the preferred; not one that is 5 % off at a batch."""
+    worth = np.asarray([[1.0, 1.20, 1.19, 1.14]] * 5)
+    assert _schedules(worth, [0, 2, 3, 4], 0.03)[0] == ((1, 5, 2),)
+    assert _schedules(worth, [0, 2, 3, 4], 0.03, prefer=3)[0] == ((1, 5, 3),)
+    assert _schedules(worth, [0, 2, 3, 4], 0.03, prefer=4)[0] == ((1, 5, 2),)
 
 
-def test_policy_in_the_words_of_the_engines():
-    """SGLang takes the nearest key, so both ends of each range are keys: every batch reaches its own range."""
-    config = sglang_adaptive(POLICY)
+RANGES = ((1, 16, 3), (17, 32, 1), (33, 48, 0))
+
+
+def test_draft_lengths_by_batch_in_the_words_of_the_engines():
+    """SGLang takes the largest key up to the batch (the nearest, in earlier releases), so both ends of each range are keys:
+    every batch finds its own range either way."""
+    config = sglang_adaptive(RANGES)
     keys = sorted(int(k) for k in config)
     for batch in range(1, 49):
-        nearest = min(keys, key=lambda k: abs(k - batch))
-        wanted = next(k for a, b, k in POLICY.rising if a <= batch <= b)
-        assert config[str(nearest)] == {"candidate_steps": [wanted]}
-    assert sglang_adaptive(Policy(1, 0.0, ((1, 48, 2),), ((1, 48, 2),))) is None
-    assert vllm_config(llama(3), POLICY) == {
+        nearest, below = min(keys, key=lambda k: abs(k - batch)), max(k for k in keys if k <= batch)
+        wanted = next(k for a, b, k in RANGES if a <= batch <= b)
+        assert config[str(nearest)] == config[str(below)] == {"candidate_steps": [wanted]}
+    assert vllm_config(llama(3), RANGES) == {
         "method": "eagle3",
         "model": "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B",
         "num_speculative_tokens": 3,
         "num_speculative_tokens_per_batch_size": [[1, 16, 3], [17, 32, 1], [33, 48, 0]],
     }
-    line = sglang_line(llama(3), POLICY, "p.json")
+    line = sglang_line(llama(3), RANGES, "p.json")
     assert "--speculative-num-steps 3 " in line, "2 steps are not in the file"
     assert line.endswith("--speculative-adaptive --speculative-adaptive-config p.json")
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 5)), min_size=1, max_size=8))
+def test_files_of_either_engine_read_back(tmp_path_factory, pieces):
+    """Neighbours of one length are one range; a schedule of one length needs no table in vLLM's file."""
+    ranges: list[tuple[int, int, int]] = []
+    for width, k in pieces:
+        first = ranges[-1][1] + 1 if ranges else 1
+        if ranges and ranges[-1][2] == k:
+            ranges[-1] = (ranges[-1][0], first + width - 1, k)
+        else:
+            ranges.append((first, first + width - 1, k))
+    file = tmp_path_factory.mktemp("policy") / "p.json"
+    file.write_text(json.dumps(sglang_adaptive(tuple(ranges))))
+    assert read_ranges(file) == tuple(ranges)
+    if len(ranges) > 1:
+        config = vllm_config(llama(3), tuple(ranges))
+        check_vllm_schema(config)
+        file.write_text(json.dumps(config))
+        assert read_ranges(file) == tuple(ranges)
+
+
+def check_vllm_schema(config):
+    """What vLLM asks of --speculative-config (vllm/config/speculative.py, v1/spec_decode/dynamic/utils.py)."""
+    assert set(config) <= {"method", "model", "num_speculative_tokens", "num_speculative_tokens_per_batch_size"}
+    assert config["method"] in {"eagle3", "eagle", "mtp", "ngram", "draft_model", "dflash", "dspark"}
+    assert ("model" in config) == (config["method"] not in ("mtp", "ngram"))
+    assert type(config["num_speculative_tokens"]) is int
+    assert config["num_speculative_tokens"] > 0
+    table = config.get("num_speculative_tokens_per_batch_size", [[1, 1, 1]])
+    assert table[0][0] == 1
+    for (_, last, _), (first, _, _) in itertools.pairwise(table):
+        assert first > last
+    for first, last, k in table:
+        assert 0 < first <= last
+        assert 0 <= k <= config["num_speculative_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "no draft lengths by batch"),
+        ("{}", "no draft lengths by batch"),
+        ('{"1": {"candidate_steps": [1, 3]}}', "several candidates"),
+        ('{"1": {"candidate_steps": [-1]}}', "no draft lengths by batch"),
+        ('{"num_speculative_tokens": 3, "num_speculative_tokens_per_batch_size": [[2, 4, 1]]}', "no draft lengths"),
+        ('{"num_speculative_tokens": 3, "num_speculative_tokens_per_batch_size": [[1, 4, 1], [3, 9, 2]]}', "no draft lengths"),
+    ],
+)  # fmt: skip
+def test_files_that_are_no_policies(tmp_path, text, said):
+    file = tmp_path / "p.json"
+    file.write_text(text)
+    with pytest.raises(InputError, match=said):
+        read_ranges(file)
+
+
+# --- launch lines ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -377,6 +484,7 @@ def test_policy_in_the_words_of_the_engines():
         {"model": "DeepSeek-V3", "hardware": "8x-h200", "method": "mtp", "draft_tokens": 2},
         {"model": "Llama-3.1-8B", "hardware": "1x-h200", "method": "ngram", "draft_tokens": 8},
         {"model": "Llama-3.1-8B", "hardware": "1x-h200", "topk": 4, "num_steps": 3, "draft_tokens": 16},
+        {"model": "Kimi-K2.5", "hardware": "8x-h200", "draft_tokens": 3, "ep": 8, "dp_attention": 8},
     ],
 )
 def test_launch_lines_read_back_as_the_scenario(options):
@@ -390,13 +498,64 @@ def test_launch_lines_read_back_as_the_scenario(options):
         assert launch.options["draft_tokens"] == int(s.draft_tokens)
         if s.method != "ngram":
             assert (launch.options["num_steps"], launch.options["topk"]) == (int(s.num_steps), s.topk)
-    if s.topk == 1:
+    if s.topk > 1:
+        with pytest.raises(InputError, match="no trees"):
+            vllm_line(s)
+    else:
         launch = read_launch("vllm", vllm_line(s))
         assert not launch.unknown
         assert launch.options.get("method", "none") == s.method
         assert launch.options["tp"] == s.parallel.tp
+        assert launch.options.get("dp_attention", 1) == s.parallel.dp
+        if s.method != "none":
+            check_vllm_schema(vllm_config(s))
         if s.method != "none":
             assert launch.options["draft_tokens"] == int(s.draft_tokens)
+
+
+def words_of(line: str) -> dict[str, list[str]]:
+    """The values of each flag of a line."""
+    found: dict[str, list[str]] = {}
+    for word in shlex.split(line):
+        if word.startswith("--"):
+            found[word] = []
+        elif found:
+            list(found.values())[-1].append(word)
+    return found
+
+
+def test_flags_of_a_launch_line_are_kept(specsim):
+    """All but those that the plan sets: cache and memory flags, an unknown draft, environment; each once."""
+    line = (
+        "SGLANG_X=1 python -m sglang.launch_server --model meta-llama/Llama-3.1-8B-Instruct --tp 1 --speculative-algo EAGLE3 "
+        "--speculative-draft-model yuhuili/EAGLE3-LLaMA3.1-Instruct-8B --speculative-num-steps 5 --speculative-eagle-topk 4 "
+        "--speculative-num-draft-tokens 16 --mem-fraction-static 0.8 --kv-cache-dtype fp8_e5m2 --disable-radix-cache "
+        "--max-running-requests 64 --cuda-graph-bs 1 2 4 8"
+    )
+    code, out, err = specsim("plan", "--hardware", "1x-h200", "--sglang-args", line, "--rate", "4", "--tpot-ms", "8", "--accept-rate", "0.6", "--draft-tokens", "3", "--json")  # fmt: skip
+    assert code == 0, err
+    launch = json.loads(out)["launch"]
+    assert launch["sglang"].startswith("SGLANG_X=1 python -m sglang.launch_server --model-path meta-llama")
+    made = words_of(launch["sglang"])
+    kept = {"--mem-fraction-static": ["0.8"], "--kv-cache-dtype": ["fp8_e5m2"], "--disable-radix-cache": [],
+            "--max-running-requests": ["64"], "--cuda-graph-bs-decode": ["1", "2", "4", "8"]}  # fmt: skip
+    assert {name: made[name] for name in kept} == kept
+    assert (made["--speculative-num-steps"], made["--speculative-eagle-topk"]) == (["2"], ["1"])
+    assert launch["sglang"].count("--speculative-num-draft-tokens") == 1
+    assert "--mem-fraction-static" not in launch["vllm"]
+    assert not any("left out" in w for w in json.loads(out)["warnings"])
+
+
+def test_launch_lines_name_the_folders_that_were_given(specsim, tmp_path):
+    for name, preset in (("target", "Llama-3.1-8B"), ("draft", "llama3-8b-eagle3")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text((ROOT / "specsim" / "presets" / f"{preset}.json").read_text())
+    code, out, err = specsim("plan", "--model", str(tmp_path / "target"), "--draft", str(tmp_path / "draft" / "config.json"), "--hardware", "1x-h200", "--rate", "4", "--accept-rate", "0.6", "--json")  # fmt: skip
+    assert code == 0, err
+    launch = json.loads(out)["launch"]
+    assert words_of(launch["sglang"])["--model-path"] == [str(tmp_path / "target")]
+    assert words_of(launch["sglang"])["--speculative-draft-model-path"] == [str(tmp_path / "draft")]
+    assert launch["vllm_speculative_config"]["model"] == str(tmp_path / "draft")
 
 
 # --- traces ---------------------------------------------------------------------------------------------------------

@@ -211,6 +211,9 @@ def runs(draw: st.DrawFn) -> tuple[Server, dict[str, Any], int | None]:
     batch = draw(st.integers(1, 12))
     costs = Costs.fixed(0.01, 0.002, 1e-5, batch=batch, rows=drafts + 1)
     survival = tuple(sorted((draw(st.floats(0, 1)) for _ in range(drafts)), reverse=True))
+    if draw(st.booleans()):  # draft lengths by batch
+        lengths = np.asarray(draw(st.lists(st.integers(0, drafts), min_size=batch + 1, max_size=batch + 1)))
+        costs = replace(costs, drafts=lengths, rows=lengths + 1)
     server = Server(
         costs,
         draw(st.sampled_from(["prefill-first", "mixed"])),
@@ -383,6 +386,32 @@ def test_without_numba_the_results_are_the_same(monkeypatch: pytest.MonkeyPatch)
     plain_run = simulate(server, synthetic(**load))  # type: ignore[arg-type]
     assert (fast.compiled, plain_run.compiled) == (True, False)
     assert fast.metrics.json() == plain_run.metrics.json()
+
+
+def test_draft_lengths_by_batch() -> None:
+    """Each batch has the step time, rows and accept length of its own draft length; one length at all batches is that
+    scenario; and a server whose batch is 1 decodes plainly where speculation is off at 1."""
+    s = speculative(0.6, d=4)
+    machine = machine_of(s)
+    ranges = ((1, 1, 0), (2, 3, 3), (4, 9, 1))
+    server = server_of(s, machine, concurrency=12, ranges=ranges)
+    drafted = [0, 0, 3, 3, *[1] * 9]
+    assert server.costs.drafts.tolist() == drafted
+    assert server.costs.rows.tolist() == [k + 1 for k in drafted]
+    for b in (1, 2, 5, 12):
+        k = drafted[b]
+        one = plain() if k == 0 else speculative(0.6, d=k + 1)
+        exact = float(step_seconds(one, machine, np.asarray(float(b)), np.asarray(1000.0)))
+        assert np.interp(1000, server.costs.contexts, server.costs.step[b]) / 1e12 == pytest.approx(exact, rel=0.005)
+        assert server.accept_lengths[b] == pytest.approx(1 + 0.6 * (k > 0) + (0.36 + 0.216) * (k == 3))
+    load = {"count": 60, "inputs": Lengths(300), "outputs": Lengths(60), "rate": 30.0}
+    alike = [server_of(s, machine, ranges=r) for r in ((), ((1, 7, 3), (8, 48, 3)))]
+    a, b = (simulate(one, synthetic(**load)).metrics.json() for one in alike)  # type: ignore[arg-type]
+    assert a == b
+    single = simulate(server, synthetic(3, Lengths(300), Lengths(60)), concurrency=1).metrics
+    assert single.accept_length == 1.0
+    with pytest.raises(InputError, match="speculation by chains"):
+        server_of(plain(), machine, ranges=ranges)
 
 
 def test_prefix_caching_prefills_less() -> None:
@@ -571,6 +600,20 @@ def test_the_command_for_people(tmp_path: Any) -> None:
     assert plot.stat().st_size > 1000
 
 
+def test_a_policy_from_a_file(tmp_path: Any) -> None:
+    """Off up to batch 2, then two drafted tokens: 3 rows at most, and fewer tokens a step than with two drafted always."""
+    file = tmp_path / "policy.json"
+    file.write_text('{"1": {"candidate_steps": [0]}, "3": {"candidate_steps": [2]}}')
+    lengths = []
+    for more in (["--policy", str(file)], ["--draft-tokens", "3"]):
+        result = invoke("--accept-rate", "0.6", "--rate", "4", "--num-requests", "40", *more, "--json")
+        assert result.exit_code == 0, result.output
+        document = json.loads(result.stdout)
+        assert document["scenario"]["draft_tokens"] == 3
+        lengths.append(document["accept_length"])
+    assert 1.0 < lengths[0] < lengths[1]
+
+
 def test_traces_and_rows_out(tmp_path: Any) -> None:
     trace = tmp_path / "t.csv"
     trace.write_text("arrival_s,input_tokens,output_tokens\n" + "".join(f"{i * 0.2},{100 + i},20\n" for i in range(20)))
@@ -592,6 +635,8 @@ def test_traces_and_rows_out(tmp_path: Any) -> None:
         (["--rate", "1", "--prefix-rate", "1.5"], "--prefix-rate"),
         (["--rate", "1", "--trace", "x.csv"], "--trace"),
         (["--rate", "1", "--ttft-ms", "-3"], "targets"),
+        (["--rate", "1", "--policy", "no-such.json"], "no-such.json"),
+        (["--rate", "1", "--policy", "p.json", "--draft-tokens", "4"], "contradicts"),
     ],
 )
 def test_bad_input_is_one_line(arguments: list[str], says: str) -> None:

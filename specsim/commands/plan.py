@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,17 +13,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specsim.commands.common import console, json_option, note, print_json
-from specsim.commands.scenario import COUNT, scenario_of, scenario_options
+from specsim.commands.scenario import COUNT, options_of, scenario_of, scenario_options
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from specsim.plan import Choice, Plan
-    from specsim.policy import Policy
     from specsim.scenarios import Scenario
     from specsim.trace_stats import TraceStats
 
 LISTS = ("hardware", "tp", "ep", "draft_tokens")
+FIXED = ("batch", "context", "num_steps", "topk")  # what the load and the plan set
 DRAFT_TOKENS = (2, 3, 4, 5, 6, 7, 8)
 CONTEXTS = (1024, 4096, 16384, 65536)
 INPUT, OUTPUT = 1024, 256
@@ -36,7 +37,7 @@ def lists_of_some(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in wrapped.__click_params__[own:]:  # type: ignore[attr-defined]
         if option.name in LISTS:
             option.type, option.metavar = click.STRING, "LIST"
-        option.hidden = option.name in ("batch", "context", "num_steps", "topk")
+        option.hidden = option.name in FIXED
     return wrapped
 
 
@@ -78,7 +79,6 @@ def command(as_json: bool, **options: Any) -> int:
       specsim plan --model Llama-3.1-8B --hardware 1x-h200 --rate 20 --ttft-ms 500 --tpot-ms 10 --accept-rate 0.6 --simulate
     """
     from specsim.plan import Targets, plan
-    from specsim.prediction import machine_of
     from specsim.steady import Requests
 
     own = {k: options.pop(k) for k in (
@@ -87,21 +87,22 @@ def command(as_json: bool, **options: Any) -> int:
     )}  # fmt: skip
     rate, mean_input, mean_output, stats = _load(own)
     requests = Requests(mean_input, mean_output)
-    makers, draft_tokens = _scenarios(options)
+    makers, draft_tokens, notes = _scenarios(options)
     found = plan(
         makers, rate, requests, Targets(own["ttft_ms"], own["tpot_ms"]), drafting=functools.partial(_drafting, options),
         headroom=own["headroom"], max_gpus=own["max_gpus"], draft_tokens=draft_tokens, speedup=own["speedup"],
+        hysteresis=own["hysteresis"], contexts=CONTEXTS,
     )  # fmt: skip
-    policies = _policies(found, options, draft_tokens, own["hysteresis"], machine_of)
+    found = replace(found, warnings=(*notes, *found.warnings))
     if own["policy_out"] is not None:
-        _write_policy(own["policy_out"], found, policies)
+        _write_policy(own["policy_out"], found)
     simulated = _simulate(found, own) if own["simulate"] else None
     if as_json:
-        print_json(_document(found, policies, own, simulated, stats))
+        print_json(_document(found, own, simulated, stats))
         for warning in found.warnings:
             note(f"warning: {warning}")
     else:
-        _show(found, policies, own, simulated, stats)
+        _show(found, own, simulated, stats)
     return 0 if found.met else 1
 
 
@@ -128,13 +129,16 @@ def _load(own: dict[str, Any]) -> tuple[float, float, float, TraceStats | None]:
     return own["rate"], float(INPUT if given is None else given), float(OUTPUT if made is None else made), None
 
 
-def _scenarios(options: dict[str, Any]) -> tuple[list[Callable[[], Scenario]], tuple[int, ...]]:
-    """What builds each choice (cuts of the boxes, by plain decoding and each draft length), and the draft lengths."""
+def _scenarios(
+    options: dict[str, Any],
+) -> tuple[list[Callable[[], Scenario]], tuple[int, ...], tuple[str, ...]]:
+    """What builds each choice (cuts of the boxes, by plain decoding and each draft length), the draft lengths, and notes."""
     from specsim.errors import InputError
     from specsim.ranges import whole_numbers, words
+    from specsim.scenarios import build
 
     single = {k: v for k, v in options.items() if k not in LISTS and v is not None and v != ()}
-    for name in ("batch", "context", "num_steps", "topk"):
+    for name in FIXED:
         if name in single:
             raise InputError(
                 "the load and --draft-tokens set it", where="--" + name.replace("_", "-"), mend="leave it out"
@@ -149,36 +153,39 @@ def _scenarios(options: dict[str, Any]) -> tuple[list[Callable[[], Scenario]], t
     if "accept_length" in single and len(lengths) > 1:
         raise InputError("belongs to one draft length", where="--accept-length", mend="give that --draft-tokens, or --accept-rate")  # fmt: skip
     accepted = [k for k in single if k.startswith("accept_")]
-    plain = {k: v for k, v in single.items() if k not in (*accepted, "draft")} | {"method": "none"}
+    base, notes = options_of(single)
+    base = {k: v for k, v in base.items() if k not in (*FIXED, "draft_tokens")}
+    plain = {k: v for k, v in base.items() if k not in (*accepted, "draft")} | {"method": "none"}
     makers: list[Callable[[], Scenario]] = []
     for box in boxes:
         given = whole_numbers(options["tp"], "--tp") if options.get("tp") else None
         for tp, ep in product(_cuts(plain, box) if given is None else given, groups):
             cut = {k: v for k, v in (("hardware", box), ("tp", tp), ("ep", ep)) if v is not None}
-            makers.append(functools.partial(scenario_of, {**plain, **cut}))
-            if accepted and single.get("method") != "none":
+            makers.append(functools.partial(build, **{**plain, **cut}))
+            if accepted and base.get("method") != "none":
                 makers += [
-                    functools.partial(scenario_of, {**single, **cut, "draft_tokens": d, "num_steps": d - 1, "topk": 1})
+                    functools.partial(build, **{**base, **cut, "draft_tokens": d, "num_steps": d - 1, "topk": 1})
                     for d in lengths
                 ]
     if len(makers) > 2000:
         raise InputError(f"{len(makers):,} choices", where="plan", mend="shorten the lists")
-    return makers, lengths
+    return makers, lengths, notes
 
 
 def _cuts(options: dict[str, Any], box: str | None) -> list[int | None]:
     """Every power of two of ranks on which the model fits a box, or the box's default."""
     from specsim.errors import InputError
     from specsim.memory import memory
+    from specsim.scenarios import build
 
-    if options.get("sglang_args") or options.get("vllm_args"):
+    if "flags" in options:  # a launch line says it
         return [None]
-    whole = scenario_of({**options, **({"hardware": box} if box else {})})
+    whole = build(**{**options, **({"hardware": box} if box else {})})
     found: list[int | None] = []
     for tp in (2**i for i in range(11)):
         if tp <= whole.profile.gpus:
             try:
-                s = scenario_of({**options, **({"hardware": box} if box else {}), "tp": tp})
+                s = build(**{**options, **({"hardware": box} if box else {}), "tp": tp})
             except InputError:
                 continue
             if memory(s).fits:
@@ -203,48 +210,31 @@ def _box(listed: str, best: Scenario) -> dict[str, Any]:
     return {"hardware": next(w for w in words(listed, "--hardware") if load_profile(w).name == best.profile.name)}
 
 
-def _policies(
-    found: Plan,
-    options: dict[str, Any],
-    lengths: tuple[int, ...],
-    hysteresis: float,
-    machine_of: Callable[[Scenario], Any],
-) -> list[Policy]:
-    """Schedules on the best choice's GPUs, at the load's context and some others; none without acceptance."""
-    from specsim.errors import InputError
-    from specsim.policy import policies
-
-    if not 0 <= hysteresis < 1:
-        raise InputError(f"{hysteresis:g} is not in [0, 1)", where="--hysteresis", mend="give a fraction")
-    spec = next((c.scenario for c in found.choices if c.scenario.method != "none" and c.scenario.parallel == found.best.scenario.parallel and c.scenario.profile == found.best.scenario.profile), None)  # fmt: skip
-    if (
-        spec is None
-        or spec.topk > 1
-        or spec.acceptance is None
-        or (spec.draft and spec.draft.draft and spec.draft.draft.block)
-    ):
-        return []
-    limit = spec.model.max_context or CONTEXTS[-1]
-    contexts = [round(found.requests.context), *(c for c in CONTEXTS if c <= limit)]
-    return policies(spec, machine_of(spec), lengths, list(dict.fromkeys(contexts)), hysteresis)
-
-
-def _write_policy(path: Path, found: Plan, policies: list[Policy]) -> None:
+def _write_policy(path: Path, found: Plan) -> None:
     import json
 
     from specsim.errors import InputError
     from specsim.files import write_atomically
-    from specsim.policy import sglang_adaptive, vllm_config
+    from specsim.launch_lines import sglang_adaptive, vllm_config
 
-    if not policies:
-        raise InputError("needs acceptance and a drafter of chains", where="--policy", mend="give --accept-rate")
-    s = found.best.scenario
-    drafting = next(c.scenario for c in found.choices if c.scenario.method != "none")
-    if s.engine.name == "vllm":
-        document = vllm_config(drafting, policies[0])
-    else:
-        document = sglang_adaptive(policies[0]) or {"1": {"candidate_steps": [policies[0].rising[0][2]]}}
+    if not found.policies:
+        raise InputError(
+            "needs acceptance, and a drafter of chains whose length the engine can change", where="--policy", mend="give --accept-rate"
+        )  # fmt: skip
+    ranges = found.policies[0].rising
+    if not any(k for *_, k in ranges):
+        raise InputError("speculation is off at every batch", where="--policy", mend="leave it out, and launch without speculation")  # fmt: skip
+    document = vllm_config(_speculating(found), ranges) if found.best.scenario.engine.name == "vllm" else sglang_adaptive(ranges)  # fmt: skip
     write_atomically(path, json.dumps(document, indent=2) + "\n")
+
+
+def _speculating(found: Plan) -> Scenario:
+    """A scenario of the best choice's GPUs that drafts: its own, where it does."""
+    best = found.best.scenario
+    if best.method != "none":
+        return best
+    others = (c.scenario for c in found.choices if c.scenario.method != "none")
+    return next(s for s in others if (s.profile.name, s.parallel) == (best.profile.name, best.parallel))
 
 
 def _simulate(found: Plan, own: dict[str, Any]) -> dict[str, Any] | None:
@@ -258,7 +248,7 @@ def _simulate(found: Plan, own: dict[str, Any]) -> dict[str, Any] | None:
     from specsim.workload import Lengths, Trace, synthetic
 
     best = found.best
-    server = server_of(best.scenario, machine_of(best.scenario))
+    server = server_of(best.scenario, machine_of(best.scenario), ranges=best.ranges)
     if own["trace"] is not None:
         load = every(Trace(own["trace"]), best.replicas)
     else:
@@ -289,26 +279,27 @@ def _simulate(found: Plan, own: dict[str, Any]) -> dict[str, Any] | None:
 # --- results --------------------------------------------------------------------------------------------------------
 
 
-def _launch(found: Plan, policies: list[Policy], own: dict[str, Any]) -> dict[str, Any]:
-    from specsim.policy import sglang_line, vllm_config, vllm_line
+def _launch(found: Plan, own: dict[str, Any]) -> dict[str, Any]:
+    """Launch lines of the best choice; with --policy, of a server that follows the policy."""
+    from specsim.launch_lines import sglang_adaptive, sglang_line, vllm_config, vllm_line
 
-    s = found.best.scenario
-    file = str(own["policy_out"]) if own["policy_out"] is not None and s.engine.name == "sglang" else ""
-    policy = policies[0] if policies and s.method != "none" else None
+    s, ranges, file = found.best.scenario, found.best.ranges, str(own["policy_out"] or "policy.json")
+    if own["policy_out"] is not None:
+        s, ranges = _speculating(found), found.policies[0].rising
     return {
-        "sglang": sglang_line(s, policy, file),
-        "vllm": vllm_line(s, policy),
-        "vllm_speculative_config": vllm_config(s, policy),
+        "sglang": sglang_line(s, ranges, file),
+        "vllm": vllm_line(s, ranges),
+        "vllm_speculative_config": vllm_config(s, ranges),
+        "sglang_adaptive_config": sglang_adaptive(ranges) if len(ranges) > 1 else None,
     }
 
 
 def _document(
-    found: Plan, policies: list[Policy], own: dict[str, Any], simulated: dict[str, Any] | None, stats: TraceStats | None
+    found: Plan, own: dict[str, Any], simulated: dict[str, Any] | None, stats: TraceStats | None
 ) -> dict[str, Any]:
-    from specsim.policy import policy_json, sglang_adaptive
+    from specsim.policy import policy_json
 
     price = own["price_per_gpu_hour"]
-    adaptive = sglang_adaptive(policies[0]) if policies else None
     return {
         "schema": "specsim.plan/1",
         "load": {
@@ -331,8 +322,8 @@ def _document(
             }
             for t in found.drafter_targets
         ],
-        "policy": policy_json(policies, found.best.scenario.engine.name) if policies else None,
-        "launch": {**_launch(found, policies, own), "sglang_adaptive_config": adaptive},
+        "policy": policy_json(found.policies, found.best.scenario.engine.name) if found.policies else None,
+        "launch": _launch(found, own),
         "simulation": simulated,
         "warnings": list(found.warnings),
     }  # fmt: skip
@@ -342,11 +333,7 @@ def _six(x: float | None) -> float | None:
     return None if x is None else float(f"{x:.6g}")
 
 
-def _show(
-    found: Plan, policies: list[Policy], own: dict[str, Any], simulated: dict[str, Any] | None, stats: TraceStats | None
-) -> None:
-    from specsim.policy import said
-
+def _show(found: Plan, own: dict[str, Any], simulated: dict[str, Any] | None, stats: TraceStats | None) -> None:
     out = console()
     r = found.requests
     s = found.best.scenario
@@ -362,12 +349,10 @@ def _show(
     out.print(_choices_table(found, own["price_per_gpu_hour"]))
     if len(found.choices) > 12:
         out.print(f"{len(found.choices) - 12} more choices: --json", style="dim")
-    if policies:
+    if found.policies:
         out.print()
-        out.print(f"draft tokens by batch of one replica, within {own['hysteresis']:.0%} of the best", style="dim")
-        for p in policies:
-            back = "" if p.falling == p.rising or p is not policies[0] else f"; while it falls: {said(p.falling)}"
-            out.print(f"  context {p.context:>7,}: {said(p.rising)}{back}", soft_wrap=True)
+        for line in _policy_lines(found, own):
+            out.print(line, soft_wrap=True)
     if found.drafter_targets:
         out.print()
         _show_targets(found, out)
@@ -375,18 +360,41 @@ def _show(
         out.print()
         _show_simulation(simulated, found, out)
     out.print()
-    launch = _launch(found, policies, own)
+    launch = _launch(found, own)
     out.print("SGLang: " + launch["sglang"], soft_wrap=True, markup=False)
     out.print("vLLM:   " + launch["vllm"], soft_wrap=True, markup=False)
     for warning in found.warnings:
         out.print(f"note: {warning}", style="yellow", soft_wrap=True, markup=False)
 
 
+def _policy_lines(found: Plan, own: dict[str, Any]) -> list[str]:
+    """Draft lengths by batch at several contexts, and how the plan's own choice goes with them."""
+    from specsim.policy import said
+
+    here, best = found.policies[0], found.best
+    lines = [f"draft tokens by batch of one replica, within {own['hysteresis']:.0%} of the best"]
+    for p in found.policies:
+        back = "" if p.falling == p.rising or p is not here else f"; while it falls: {said(p.falling)}"
+        lines.append(f"  context {p.context:>7,}: {said(p.rising)}{back}")
+    one = here.rising[0][2] if len(here.rising) == 1 else None
+    if own["policy_out"] is not None:
+        lines.append(f"{own['policy_out']} and the launch lines follow that of context {here.context:,}")
+    elif best.ranges:
+        lines.append("the plan follows it: write the file that SGLang reads with --policy policy.json")
+    elif one != best.draft_tokens - 1:
+        why = "no switching" if one is None else f"the fastest at its own batch, though not within {own['hysteresis']:.0%} of the best at every other"  # fmt: skip
+        gain = next((c for c in found.choices if c.ranges and c.point is not None and c.gpus == best.gpus), None)
+        worth = ""
+        if one is None and gain is not None and gain.point is not None and best.point is not None:
+            worth = f": switching would save {1 - float(gain.point.tpot_s[0] / best.point.tpot_s[0]):.1%} of TPOT; --policy FILE writes it"
+        lines.append(f"the plan keeps {best.setting} ({why}{worth})")
+    return lines
+
+
 def _headline(found: Plan, own: dict[str, Any]) -> str:
     best = found.best
-    where = f"{best.scenario.profile.name}, TP {best.scenario.parallel.tp}, " + (
-        "no speculation" if best.setting == "off" else f"{best.setting} draft tokens"
-    )
+    drafting = {"off": "no speculation", "by batch": "draft tokens by batch"}.get(best.setting, f"{best.setting} draft tokens")  # fmt: skip
+    where = f"{best.scenario.profile.name}, TP {best.scenario.parallel.tp}, {drafting}"
     if not found.met:
         limits = [f"{n} {getattr(found.targets, f'{n.lower()}_ms'):g} ms" for n in ("TTFT", "TPOT") if getattr(found.targets, f"{n.lower()}_ms") is not None]  # fmt: skip
         p = best.point

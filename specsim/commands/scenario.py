@@ -158,6 +158,7 @@ def options_of(values: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]
         options = {
             "tp": 1,
             "method": "none",
+            "flags": launch.flags,
             **launch.options,
             "engine": engine,
             **options,

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from specsim.metrics import Metrics
     from specsim.scenarios import Scenario
     from specsim.simulation import Simulation
-    from specsim.simulation_costs import Server
+    from specsim.simulation_costs import Ranges, Server
     from specsim.workload import Requests, Trace
 
 REQUESTS, INPUT, OUTPUT = 1000, 1024, 256
 OWN = (
     "num_requests", "rate", "burstiness", "concurrency", "trace", "speed", "spread", "input_tokens", "output_tokens", "range_ratio",
-    "prefix_rate", "overhead_ms", "accept_histogram", "chunk_tokens", "no_overlap", "ttft_ms", "tpot_ms", "e2e_ms", "seed", "requests_out", "plot",
+    "prefix_rate", "overhead_ms", "accept_histogram", "policy", "chunk_tokens", "no_overlap", "ttft_ms", "tpot_ms", "e2e_ms", "seed", "requests_out", "plot",
 )  # fmt: skip
 SMALL = 60_000  # decode steps of a sequence: plain Python is done with them before a kernel is compiled
 
@@ -51,6 +51,9 @@ SMALL = 60_000  # decode steps of a sequence: plain Python is done with them bef
     "--overhead-ms", type=float, default=0.0, help="From sending a request to the scheduler's seeing it; default 0."
 )
 @click.option("--accept-histogram", type=Rates(), help="How often a cycle gained 1, 2, ... tokens, as recorded.")
+@click.option(
+    "--policy", type=Path, metavar="FILE", help="Draft lengths by batch, as specsim plan --policy wrote them."
+)
 @click.option("--chunk-tokens", type=COUNT, help="Tokens of a prefill step at most; default: the engine's.")
 @click.option("--no-overlap", is_flag=True, help="Decide each step after the one before, not during it.")
 @click.option("--ttft-ms", type=float, help="Goodput target: time to first token.")
@@ -78,6 +81,7 @@ def command(as_json: bool, **options: Any) -> None:
 
     own = {name: options.pop(name) for name in OWN}
     _check(own)
+    ranges = _policy(own, options)
     s = scenario_of(options)
     server = server_of(
         s,
@@ -88,6 +92,7 @@ def command(as_json: bool, **options: Any) -> None:
         prefix_rate=own["prefix_rate"],
         overhead_s=own["overhead_ms"] / 1e3,
         histogram=own["accept_histogram"],
+        ranges=ranges,
     )
     load, mean_input, mean_output, count = _load(own)
     rate = own["rate"]
@@ -114,13 +119,27 @@ def command(as_json: bool, **options: Any) -> None:
     if own["requests_out"]:
         _write_rows(own["requests_out"], run.metrics)
     if own["plot"]:
-        _plot(own["plot"], run.metrics, _headline(s, server))
+        _plot(own["plot"], run.metrics, _headline(s, server, ranges))
     if as_json:
-        print_json(_document(s, server, own, run, warnings))
+        print_json(_document(s, server, own, run, warnings, ranges))
         for warning in warnings:
             note(f"warning: {warning}")
         return
-    _show(s, server, run, warnings)
+    _show(s, server, run, warnings, ranges)
+
+
+def _policy(own: dict[str, Any], options: dict[str, Any]) -> Ranges:
+    """Draft lengths by batch from --policy; none without it."""
+    from specsim.errors import InputError
+    from specsim.launch_lines import read_ranges
+
+    if own["policy"] is None:
+        return ()
+    for name in ("draft_tokens", "num_steps"):
+        if options[name] is not None:
+            option = "--" + name.replace("_", "-")
+            raise InputError(f"a policy says it; {option} contradicts it", where="--policy", mend=f"leave {option} out")
+    return read_ranges(own["policy"])
 
 
 def _check(own: dict[str, Any]) -> None:
@@ -168,7 +187,9 @@ def _load(own: dict[str, Any]) -> tuple[Iterable[Requests] | Trace, float, float
     return synthetic(count, inputs, outputs, rate, shape=shape, seed=own["seed"]), inputs.mean, outputs.mean, count
 
 
-def _document(s: Scenario, server: Server, own: dict[str, Any], run: Simulation, warnings: list[str]) -> dict[str, Any]:
+def _document(
+    s: Scenario, server: Server, own: dict[str, Any], run: Simulation, warnings: list[str], ranges: Ranges
+) -> dict[str, Any]:
     rate = own["rate"]
     return {
         "schema": "specsim.simulation/1",
@@ -184,7 +205,8 @@ def _document(s: Scenario, server: Server, own: dict[str, Any], run: Simulation,
             "engine": s.engine.name,
             "tp": s.parallel.tp,
             "method": s.method,
-            "draft_tokens": server.costs.rows,
+            "draft_tokens": server.costs.most_rows,
+            "by_batch": [list(r) for r in ranges] or None,
             "max_running_requests": server.max_running,
             "chunk_tokens": server.chunk_tokens,
             "kv_tokens": server.kv_tokens,
@@ -197,18 +219,21 @@ def _document(s: Scenario, server: Server, own: dict[str, Any], run: Simulation,
     }
 
 
-def _headline(s: Scenario, server: Server) -> str:
-    spec = "" if s.method == "none" else f", {s.method} with {server.costs.rows} draft tokens"
+def _headline(s: Scenario, server: Server, ranges: Ranges) -> str:
+    from specsim.policy import said
+
+    drafting = f"draft tokens by batch: {said(ranges)}" if ranges else f"{server.costs.most_rows} draft tokens"
+    spec = "" if s.method == "none" else f", {s.method} with {drafting}"
     return f"{s.model.name} on {s.profile.name}, {s.engine.name} {s.engine.version}, TP {s.parallel.tp}{spec}"
 
 
-def _show(s: Scenario, server: Server, run: Simulation, warnings: list[str]) -> None:
+def _show(s: Scenario, server: Server, run: Simulation, warnings: list[str], ranges: Ranges) -> None:
     from rich.table import Table
 
     m = run.metrics
     c = m.counters
     out = console()
-    out.print(_headline(s, server), soft_wrap=True)
+    out.print(_headline(s, server, ranges), soft_wrap=True)
     out.print(
         f"at most {server.max_running:,} running, prefill chunks of {server.chunk_tokens:,}, {server.kv_tokens:,} tokens of KV cache",
         soft_wrap=True,
