@@ -74,14 +74,10 @@ def sglang_line(s: Scenario, ranges: Ranges = (), file: str = "") -> str:
 
 
 def vllm_config(s: Scenario, ranges: Ranges = ()) -> dict[str, Any] | None:
-    """The value of vLLM's --speculative-config, with draft lengths by batch where they change; None without speculation.
-
-    Raises InputError for a tree, which vLLM does not draft.
-    """
-    if s.method == "none":
+    """The value of vLLM's --speculative-config, with draft lengths by batch where they change; None without speculation, and
+    for a tree, which vLLM does not draft."""
+    if s.method == "none" or s.topk > 1:
         return None
-    if s.topk > 1:
-        raise InputError("vLLM drafts no trees", where="--topk", mend="give --topk 1")
     out: dict[str, Any] = {"method": _VLLM.get(s.method, s.method)}
     if s.names.get("draft") and s.method not in BUILT_IN:
         out["model"] = checkpoint(s.names.get("draft_path") or s.names["draft"])
@@ -92,7 +88,10 @@ def vllm_config(s: Scenario, ranges: Ranges = ()) -> dict[str, Any] | None:
 
 
 def vllm_line(s: Scenario, ranges: Ranges = ()) -> str:
-    """vLLM's launch line of a scenario. Attention groups are its data parallelism, which goes with expert parallelism."""
+    """vLLM's launch line of a scenario; a comment for a tree, which vLLM does not draft. Attention groups are its data
+    parallelism, which goes with expert parallelism."""
+    if s.topk > 1:
+        return "# vLLM drafts no trees: topk 1 has a line"
     dp = s.parallel.dp
     words = [*_environment(s, "vllm"), "vllm", "serve", checkpoint(s.names.get("model_path", s.model.name)), "--tensor-parallel-size", str(s.parallel.tp // dp)]  # fmt: skip
     if dp > 1:

@@ -27,10 +27,10 @@ from specsim.configs import list_presets, load_preset, parse_model
 from specsim.engines import ENGINES, Engine, load_engine
 from specsim.errors import InputError, did_you_mean
 from specsim.files import as_text
+from specsim.launch_lines import sglang_line, vllm_config, vllm_line
 from specsim.machine import Machine
 from specsim.machine import build as build_machine
 from specsim.models import Model
-from specsim.policy import sglang_line, vllm_config, vllm_line
 from specsim.prediction import SAMPLES, Prediction, predict
 from specsim.profiles import Profile, list_profiles, load_shipped, parse_profile
 from specsim.quantities import Quantity
