@@ -394,10 +394,10 @@ def field() -> Block:
 
 def formula_ms(record: Record, point: Point) -> float:
     """The peer's T(batch (n + 1)) (layers + n) / layers, with specsim's own decode step as T: n draft steps, n + 1 rows
-    a sequence, each with the whole cache. In a graph of any size, as the peer has it."""
+    a sequence (those of the tree, where there is one), each with the whole cache. In a graph of any size, as the peer has it."""
     s = scenario_of(record, point, None)
     n = float(s.num_steps)
-    step = predict(_plain(s, s.batch * (n + 1)), samples=0).decode_ms.value + _added_ms(record, point)
+    step = predict(_plain(s, s.batch * s.draft_tokens), samples=0).decode_ms.value + _added_ms(record, point)
     return step * (s.model.num_layers + n) / s.model.num_layers
 
 

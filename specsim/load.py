@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from specsim.live import FIRST_ID, LAST_ID, ChangedError, Client, Counters, Served, ServerError, check_same, counters
-from specsim.measure import ACCEPTED, DRAFTS, RETRACTED, growth
+from specsim.measure import ACCEPTED, DRAFTS, RETRACTED, TIMER, growth
 from specsim.metrics import latency_of
 from specsim.records import LoadRun, Quantity, Record
 from specsim.streams import Stream, send
@@ -76,7 +76,7 @@ def measure_loads(
     Raises ServerError when the server is gone; what had finished is kept.
     """
     faults = 0
-    overhead = _warm_up(client, served, load)
+    overhead, lone = _warm_up(client, served, load)
     for rate, count in load.runs():
         if time.monotonic() + count / rate > deadline:
             record.caveats.append(f"the time limit left out rate {rate:g} and what follows")
@@ -88,6 +88,7 @@ def measure_loads(
         before = counters(client)
         sent = send(client, served, due.tolist(), token_ids, load.output_tokens)
         run = _run(load, rate, due, sent.streams, np.asarray(sent.lag_s), overhead)
+        run.lone_ms = lone
         if not any(s.error for s in sent.streams):
             _count(run, before, counters(client))
         failures = [s.error for s in sent.streams if s.error]
@@ -118,11 +119,11 @@ def measure_loads(
     return faults
 
 
-def _warm_up(client: Client, served: Served, load: Load) -> Quantity | None:
+def _warm_up(client: Client, served: Served, load: Load) -> tuple[Quantity | None, dict[str, float]]:
     """Compile what is compiled late, and time lone requests. Raises ServerError when they fail.
 
     Returns a lone request's time to first token beyond queue and prefill, by the server's clock: network, HTTP,
-    tokeniser and detokeniser. None where the server does not say.
+    tokeniser and detokeniser (None where the server does not say); and the medians of what it was taken from, ms.
     """
     crowd = min(32, served.max_running or 32)
     few = min(load.output_tokens, 32)
@@ -132,12 +133,16 @@ def _warm_up(client: Client, served: Served, load: Load) -> Quantity | None:
     failed = [s.error for s in streams if s.error]
     if failed:
         raise ServerError(f"the warm-up failed: {failed[0]}")
-    found = [1e3 * (_ttft(s) - q - p) for s in streams[crowd:] if (times := _server_times(s)) for q, p in [times]]
+    rows = [(_ttft(s), *times) for s in streams[crowd:] if (times := _server_times(s))]
+    lone = {"ttft": _us(1e3 * statistics.median(_ttft(s) for s in streams[crowd:]))}
+    found = [1e3 * (ttft - queue - prefill) for ttft, queue, prefill in rows]
     if len(found) < 2:
-        return None
+        return None, lone
+    lone |= {name: _us(1e3 * statistics.median(row[i] for row in rows)) for i, name in ((1, "queue"), (2, "prefill"))}
     low, high = np.percentile(found, [10, 90])
     middle = statistics.median(found)
-    return Quantity(value=_us(middle), low=_us(low), high=_us(high), n=len(found), how="median of lone requests")
+    overhead = Quantity(value=_us(middle), low=_us(low), high=_us(high), n=len(found), how="median of lone requests")
+    return overhead, lone
 
 
 def _server_times(stream: Stream) -> tuple[float, float] | None:
@@ -254,7 +259,10 @@ def results(run: LoadRun, gaps_ms: NDArray[np.float64], gap_tokens: NDArray[np.i
 
 
 def _count(run: LoadRun, before: Counters | None, after: Counters | None) -> None:
-    """What the server's counters gained: retractions, and vLLM's acceptance, which its answers do not tell."""
+    """What the server's counters gained: GPU time by phase, retractions, and vLLM's acceptance, which answers lack."""
+    for category in after.categories(TIMER, "category") if after is not None else []:
+        if spent := growth(before, after, TIMER, category=category):
+            run.timers_s[category] = round(spent, 6)
     for name in RETRACTED:
         if lost := growth(before, after, name):
             run.notes.append(f"the server retracted {lost:g} requests: its KV cache was full")

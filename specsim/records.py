@@ -61,6 +61,12 @@ class LoadRun(_Strict):
     seed: int
     accept_histogram: list[int] = []  # cycles that gained 1, 2, ... tokens, where the server says so
     overhead_ms: Quantity | None = None  # of a lone request: first token less queue and prefill, by the server's clock
+    lone_ms: dict[
+        str, Number
+    ] = {}  # medians of lone requests in the warm-up: first token; queue and prefill where told
+    timers_s: dict[
+        str, Number
+    ] = {}  # GPU seconds by phase during the run, averaged over ranks, where the engine counts
     results: dict[str, Any] = {}  # in the field names of bench_serving
     arrival_ms: list[Number] = []
     sent_ms: list[Number] = []

@@ -78,6 +78,9 @@ def engine(state: State) -> None:
                 emit(state, request, 1)
         else:
             work(state.step_ms)
+            shares = {"target_verify": 0.6, "eagle_draft": 0.1} if state.draft_tokens > 1 else {"decode": 0.9}
+            for category, share in shares.items():
+                state.timers[category] = state.timers.get(category, 0.0) + share * state.step_ms / 1e3
             for request in list(state.running):
                 request.cycles += 1
                 emit(state, request, state.accept if state.draft_tokens > 1 else 1)

@@ -97,6 +97,8 @@ def test_lone_requests_have_the_times_of_the_schedule(tmp_path: Path) -> None:
     assert run.requests["chunks"] == [5, 5, 5]
     assert run.results["total_output_tokens"] == 15
     assert run.requests["prefill_ms"] == pytest.approx([40.0] * 3, abs=0.01)
+    assert run.lone_ms["prefill"] == pytest.approx(40, abs=0.01)
+    assert run.lone_ms["ttft"] == disturbed(40)
     assert run.overhead_ms is not None
     assert -5 < run.overhead_ms.value < 20
 
@@ -111,6 +113,8 @@ def test_a_chunk_of_a_cycle_has_several_tokens(tmp_path: Path) -> None:
     assert run.requests["chunks"] == [3, 3, 3]
     assert run.requests["cycles"] == [2, 2, 2]
     assert run.accept_histogram == [0, 6]
+    assert run.timers_s["target_verify"] == pytest.approx(6 * run.timers_s["eagle_draft"])
+    assert 0.06 <= run.timers_s["target_verify"] <= 0.181  # 60 % of 2 to 6 cycles: requests may share some
     assert run.results["accept_length"] == 2
 
 
