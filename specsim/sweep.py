@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -71,20 +71,36 @@ class Spec:
 
 @dataclass(frozen=True)
 class Setting:
-    """One way of drafting. `off` is plain decoding."""
+    """One way of drafting. `off` is plain decoding. `drafter` names it where a sweep compares several."""
 
     method: str
     draft: str
     num_steps: int
     topk: int
     draft_tokens: int
+    drafter: str = ""
 
     @property
     def label(self) -> str:
         """As tables name it."""
         if self.method == "none":
             return "off"
-        return f"{self.draft_tokens}" if self.topk == 1 else f"{self.draft_tokens} (s{self.num_steps} k{self.topk})"
+        length = f"{self.draft_tokens}" if self.topk == 1 else f"{self.draft_tokens} (s{self.num_steps} k{self.topk})"
+        return f"{self.drafter} {length}".strip()
+
+
+def named(settings: Sequence[Setting]) -> tuple[Setting, ...]:
+    """The settings with their drafter where there are several: what tells them apart, the method or the draft model."""
+    pairs = {(s.method, s.draft) for s in settings if s.method != "none"}
+    if len(pairs) < 2:
+        return tuple(settings)
+    methods = len({method for method, _ in pairs}) > 1
+    by_method = len({method for method, _ in pairs}) == len(pairs)
+
+    def name(s: Setting) -> str:
+        return s.method if by_method else " ".join(filter(None, [s.method * methods, s.draft]))
+
+    return tuple(replace(s, drafter=name(s)) for s in settings)
 
 
 OFF = Setting("none", "", 0, 1, 1)
@@ -205,7 +221,7 @@ def build_case(spec: Spec, index: int) -> Case:
         ]
     )
     return Case(
-        tuple(lanes), machine_of(lanes[0].scenario), tuple(settings), lengths, rates, tuple(dict.fromkeys(notes))
+        tuple(lanes), machine_of(lanes[0].scenario), named(settings), lengths, rates, tuple(dict.fromkeys(notes))
     )
 
 

@@ -71,11 +71,12 @@ def _best(result: Result, index: int) -> tuple[str, dict[tuple[int, int], str]]:
 
 def _breakeven(found: list[dict[str, Any]]) -> tuple[str, dict[tuple[int, int], str]]:
     """Title and cells by (batch, context): the lowest accept rate that breaks even, and the setting."""
-    cells: dict[tuple[int, int], str] = {}
+    lowest: dict[tuple[int, int], dict[str, Any]] = {}
     for x in found:
-        if x["accept_rate"] is not None:
-            place = x["batch"], x["context"]
-            cells[place] = min(cells.get(place, "9"), f"{x['accept_rate']:.2f}  {x['setting']}")
+        place = x["batch"], x["context"]
+        if x["accept_rate"] is not None and (place not in lowest or x["accept_rate"] < lowest[place]["accept_rate"]):
+            lowest[place] = x
+    cells = {place: f"{x['accept_rate']:.2f}  {x['setting']}" for place, x in lowest.items()}
     return "break-even accept rate, and draft tokens where it is lowest", cells
 
 

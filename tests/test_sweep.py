@@ -25,6 +25,7 @@ from specsim.ranges import numbers, whole_numbers, words
 from specsim.scenarios import Scenario, build
 from specsim.sweep import Spec, blocks, build_case, evaluate_many, front, tasks_of
 from specsim.sweep_rows import COLUMNS, records
+from specsim.sweep_text import _breakeven
 
 
 def make(options: dict[str, object]) -> Scenario:
@@ -193,6 +194,25 @@ def test_trees_lengths_and_profiles():
     expect_prediction(rows[0], predicted(dict(LLAMA), rows[0], accept_per_position=(0.8, 0.5)))
     profiles = small_spec(kind="profile", acceptance=("kimi-k2.5-eagle3/gsm8k",))
     expect_prediction(all_records(profiles)[2], predicted(dict(LLAMA), all_records(profiles)[2], accept_profile="kimi-k2.5-eagle3/gsm8k"))  # fmt: skip
+
+
+def test_settings_name_their_drafter_where_there_are_several():
+    """By method where that tells them apart, by draft model where it does not, by both where it takes both; alone by length."""
+
+    def labels(*draftings: dict[str, object]) -> list[str]:
+        spec = small_spec(draftings=tuple(tuple(d.items()) for d in draftings), draft_tokens=(3,))
+        return [s.label for s in build_case(spec, 0).settings]
+
+    eagle, ngram, off = {"method": "eagle3"}, {"method": "ngram"}, {"method": "none"}
+    small = {"method": "draft-model", "draft": "Llama-3.2-1B"}
+    assert labels(eagle, off) == ["3", "off"]
+    assert labels(eagle, ngram, off) == ["eagle3 3", "ngram 3", "off"]
+    other = {"draft": "llama3-8b-eagle3", "method": "eagle"}
+    assert labels(eagle, other, small) == ["eagle3 3", "eagle 3", "draft-model 3"]
+    settings = [sweep.Setting("eagle3", name, 2, 1, 3) for name in ("a", "b")]
+    assert [s.label for s in sweep.named(settings)] == ["a 3", "b 3"]
+    third = sweep.Setting("eagle", "b", 2, 1, 3)
+    assert [s.label for s in sweep.named([*settings, third])] == ["eagle3 a 3", "eagle3 b 3", "eagle b 3"]
 
 
 def test_without_acceptance_there_are_costs_and_break_even():
@@ -546,6 +566,17 @@ def test_a_dead_cluster_is_one_line():
     assert done.returncode == 1
     assert "no Dask scheduler answers" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
+    again = run_cli([*SWEEP, "--engine", "dask://127.0.0.1:1,vllm"])
+    assert (again.returncode, again.stderr) == (done.returncode, done.stderr)
+
+
+def test_the_lowest_break_even_is_found_by_number_not_by_text():
+    """0.1411 with 10 draft tokens is lower than 0.1414 with 9, and both show as 0.14."""
+    cells = [
+        {"batch": 1, "context": 5, "accept_rate": rate, "setting": d} for d, rate in (("9", 0.1414), ("10", 0.1411))
+    ]
+    for order in (cells, cells[::-1]):
+        assert _breakeven(order)[1] == {(1, 5): "0.14  10"}
 
 
 # --- the command ----------------------------------------------------------------------------------------------------
@@ -584,7 +615,7 @@ def test_json_is_one_document(specsim):
     [
         (["--batch", "1:8:x2", "--draft-tokens", "2:6", "--accept-rate", "0.6"], "best draft tokens, and speedup"),
         (["--batch", "1:8:x2", "--draft-tokens", "2:6"], "break-even accept rate"),
-        (["--batch", "1,2", "--accept-rate", "0.6", "--rows"], "ms a token"),
+        (["--batch", "1,2", "--accept-rate", "0.6", "--rows"], "break-even"),
         (["--tp", "1,8", "--accept-rate", "0.6"], "does not fit at any batch"),
         (["--accept-per-position", "0.9,0.5;0.8", "--draft-tokens", "3"], "per position [0.8]"),
         (["--sglang-args", "--model-path x --tp 8", "--model", "Kimi-K2.5", "--batch", "1,2"], "no speculation"),
@@ -611,6 +642,8 @@ def test_output_for_people(specsim, arguments, said):
         (["--plot", "x.png"], "--plot"),
         (["--batch", "1:3000", "--rows"], "too many to show"),
         (["--tp", "1:1000", "--ep", "1:1000"], "cases"),
+        (["--engine", "dask://a:1", "--cluster", "ray"], "several clusters"),
+        (["--engine", "dask://a:1,ray"], "several clusters"),
     ],
 )
 def test_bad_input_is_one_line(specsim, arguments, said):

@@ -63,6 +63,7 @@ def command(
     """
     from specsim.sweep_run import run
 
+    cluster = _cluster(options, cluster)
     spec = spec_of(options)
     with Meter("sweep") as progress:
         result = run(spec, out=out, jobs=jobs, cluster=cluster, progress=progress)
@@ -84,6 +85,20 @@ def command(
     from specsim.sweep_text import page
 
     show(page(result, rows))
+
+
+def _cluster(options: dict[str, Any], cluster: str | None) -> str | None:
+    """The cluster, which may stand among the engines as well (--engine dask://HOST:PORT), from where it is taken."""
+    from specsim.errors import InputError
+
+    words = str(options.get("engine") or "").split(",")
+    found = [word.strip() for word in words if word.strip() == "ray" or word.strip().startswith(("ray://", "dask://"))]
+    if not found:
+        return cluster
+    if len(found) + (cluster is not None) > 1:
+        raise InputError("several clusters", where="--cluster", mend="give one")
+    options["engine"] = ",".join(word for word in words if word.strip() not in found) or None
+    return found[0]
 
 
 def spec_of(options: dict[str, Any]) -> Spec:
