@@ -1,23 +1,25 @@
 """What mkdocs does for this site beyond its plugins: formulas as MathML, and `--help` of every command as a page.
 
-Both are made while building, so the site needs no script and no request for them.
+Both are made while building, so the site needs no script for them. A page that would load anything from another host
+fails the build.
 """
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import click
 from latex2mathml.converter import convert
+from mkdocs.exceptions import PluginError
 
 from specsim.cli import group
 
 
 def _formula(source: str, *_: Any, **__: Any) -> str:
-    """A ```math fence as MathML, one formula a line; browsers render it without a script."""
-    lines = [convert(line, display="block") for line in source.splitlines() if line.strip()]
-    return '<div class="formula">' + "".join(lines) + "</div>"
+    """A ```math fence as MathML, which browsers render without a script."""
+    return f'<div class="formula">{convert(source, display="block")}</div>'
 
 
 def on_config(config: Any) -> Any:
@@ -45,3 +47,14 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         return markdown
     every = _helps(group, click.Context(group, info_name="specsim"), 2)
     return re.sub(r"^::: help$", lambda _: every, markdown, flags=re.MULTILINE)
+
+
+LOADED = re.compile(
+    r"<(?:script|img|iframe|source)\b[^>]*\bsrc=[\"']?(https?:)?//[^>]*>|<link\b(?![^>]*canonical)[^>]*\bhref=[\"']?(https?:)?//[^>]*>"
+)
+
+
+def on_post_build(config: Any, **_: Any) -> None:
+    for page in sorted(Path(config.site_dir).rglob("*.html")):
+        if found := LOADED.search(page.read_text(encoding="utf-8")):
+            raise PluginError(f"{page.name} loads from another host: {found[0]}")

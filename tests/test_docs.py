@@ -116,3 +116,10 @@ def test_fields_of_json_documents_are_those_printed() -> None:
                 rows = re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
                 listed = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
                 assert sorted(listed) == sorted(json.loads(Path(written[1]).read_text())), written[1]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")), ids=lambda path: path.name)
+def test_notebooks_are_kept_without_outputs(path: Path) -> None:
+    """`make docs` runs them; outputs in git would be old ones."""
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    assert not [cell for cell in cells if cell.get("outputs") or cell.get("execution_count")]
