@@ -77,3 +77,25 @@ def test_the_peers_formula(accuracy: ModuleType) -> None:
     formula = accuracy.formula_ms(record, record.points[0])
     wide = accuracy._plain(accuracy.scenario_of(record, record.points[0], None), 4)
     assert formula == pytest.approx(accuracy.predict(wide, samples=0).decode_ms.value * 35 / 32)
+
+
+def test_asking_the_peer(accuracy: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for the program, which knows decode steps only: 6.25 ms; nothing for a chain, and a tree is not asked."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    monkeypatch.setitem(sys.modules, "accuracy", accuracy)
+    import peer_rows
+
+    program = tmp_path / "program"
+    program.write_text('#!/bin/sh\ncase "$*" in *nextn*) exit 1;; *) echo "  TPOT:             6.250 ms";; esac\n')
+    program.chmod(0o755)
+    records = {r.name: r for r in load(ROOT / "validation")[0]}
+
+    def row(name: str) -> str | None:
+        found: str | None = peer_rows.row(str(program), records[name], records[name].points[0])
+        return found
+
+    assert row("llama8b-base") == (
+        "- {record: llama8b-base, batch: 1, context: 1104, tp: 1, nextn: 0, mode: SILICON, step_ms: 6.25}"
+    )
+    assert row("llama8b-e3-s3") is None
+    assert row("llama8b-e3-tree") is None

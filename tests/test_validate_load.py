@@ -17,6 +17,7 @@ from builders import heed_interrupts
 from click.testing import CliRunner
 from fake_server import FakeServer
 
+from specsim import load as load_module
 from specsim import load_replay, validate
 from specsim.cli import group
 from specsim.errors import InputError, WorkError
@@ -35,7 +36,12 @@ FAKE = (sys.executable, str(ROOT / "tests" / "fake_server.py"))
 CONFIG = ROOT / "validation" / "configs" / "llama-3.1-8b.json"
 DRAFT = ROOT / "validation" / "configs" / "llama-3.1-8b-eagle3.json"
 LOAD = Load(rates=[100.0], num_requests=20, input_tokens=16, output_tokens=9)
-WARM = 40  # requests of the warm-up
+WARM = 32 + 2  # requests of the warm-up here
+
+
+@pytest.fixture(autouse=True)
+def short_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load_module, "LONE", 2)
 
 
 def quiet(text: str) -> None:
