@@ -3,17 +3,18 @@
     custom       what SGLang runs by default on this box: from 0.5.12 over a full NVLink mesh its kernel compiled at start,
                  else the older one
     custom-v1    the older one of sgl_kernel, which is also vLLM's
+    flashinfer   TensorRT-LLM's kernel in FlashInfer, the sum alone: engines fuse a norm into it
 
-All buffers come from cudaMalloc and are shared through CUDA IPC. SGLang's newer kernel would take them from torch's
-symmetric memory, which makes NVLink multicast objects where it may: its one function that does so is replaced by ours
-before the kernel is built, so that the same kernel runs on plain memory.
+All buffers come from cudaMalloc and are shared through CUDA IPC. SGLang's newer kernel and FlashInfer's would take them
+from torch's symmetric memory, which makes NVLink multicast objects where it may: the one function of each that does so is
+replaced by ours before the kernel is built, so that the same kernel runs on plain memory.
 """
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -29,11 +30,13 @@ ENGINES: dict[str, dict[str, str]] = {
         "VLLM_SKIP_P2P_CHECK": "1",
         "SGLANG_OPT_USE_CUSTOM_ALL_REDUCE_V2": "0",
     },
+    "flashinfer": {},
 }
-PACKAGES = {"custom": ("sglang",), "custom-v1": ("sglang", "vllm")}
-LIMITS = {"custom": 16 * MB, "custom-v1": 8 * MB}  # bytes of the kernels' shared buffers
-RANKS = {"custom": tuple(range(2, 9)), "custom-v1": (2, 4, 6, 8)}
-COMPILE_S = 300.0  # SGLang compiles its newer kernel at the first call
+PACKAGES = {"custom": ("sglang",), "custom-v1": ("sglang", "vllm"), "flashinfer": ("flashinfer",)}
+LIMITS = {"custom": 16 * MB, "custom-v1": 8 * MB, "flashinfer": 8 * MB}  # bytes of the kernels' shared buffers
+RANKS = {"custom": tuple(range(2, 9)), "custom-v1": (2, 4, 6, 8), "flashinfer": (2, 4, 8)}
+COMPILE_S = 300.0  # SGLang's newer kernel and FlashInfer's are compiled at their first call
+WIDTHS = (7168, 4096, 2048, 1024, 512)  # of a row, as FlashInfer's kernel wants rows
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,8 @@ def build(name: str, group: Any, device: Any) -> Kernel:
     """Build a kernel over the ranks of `group`, a gloo group. Every rank of it must call. Raises RuntimeError where it cannot run."""
     if not importable(name):
         raise RuntimeError(f"not installed: {' or '.join(PACKAGES[name])}")
+    if name == "flashinfer":
+        return _flashinfer(group, device)
     engine, label = _sglang(name, group, device) if importlib.util.find_spec("sglang") else _vllm(group, device)
     if engine.disabled:
         raise RuntimeError(
@@ -84,6 +89,46 @@ def _vllm(group: Any, device: Any) -> tuple[Any, str]:
     from vllm.distributed.device_communicators.custom_all_reduce import CustomAllreduce
 
     return CustomAllreduce(group, device), "vllm CustomAllreduce"
+
+
+def _flashinfer(group: Any, device: Any) -> Kernel:
+    import torch
+    import torch.distributed as dist
+    from flashinfer.comm import cuda_ipc, trtllm_ar
+
+    rank, ranks = dist.get_rank(group=group), dist.get_world_size(group=group)
+
+    def plain(nbytes: int, world: int, dtype: Any, where: Any, group_name: str) -> tuple[Any, Any, Any]:
+        addresses = cuda_ipc.create_shared_buffer(nbytes, group)
+        own = _view(addresses[rank], nbytes, device)
+        own.zero_()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        dist.barrier(group=group)
+        return addresses, own.view(dtype), None
+
+    if hasattr(trtllm_ar, "_alloc_symm_buffer_bytes"):
+        trtllm_ar._alloc_symm_buffer_bytes = plain
+    elif not hasattr(trtllm_ar, "create_shared_buffer"):
+        raise RuntimeError("this FlashInfer gets its buffers in a way not known here: it might use multicast")
+    width = WIDTHS[1]
+    made = trtllm_ar.trtllm_create_ipc_workspace_for_all_reduce_fusion(
+        rank, ranks, LIMITS["flashinfer"] // 2 // width, width, group=group
+    )
+
+    def reduce(x: Any) -> Any:
+        hidden = next(w for w in WIDTHS if x.numel() % w == 0)
+        rows, out = x.view(-1, hidden), torch.empty_like(x)
+        trtllm_ar.trtllm_allreduce_fusion(
+            allreduce_in=rows, world_size=ranks, world_rank=rank, token_num=rows.shape[0], hidden_dim=hidden,
+            workspace_ptrs=made[1], launch_with_pdl=True, trigger_completion_at_end=True, fp32_acc=False,
+            pattern_code=trtllm_ar.AllReduceFusionPattern.kAllReduce, use_oneshot=None, allreduce_out=out.view_as(rows),
+            residual_in=None, residual_out=None, norm_out=None, quant_out=None, scale_out=None, rms_gamma=None, rms_eps=None,
+            scale_factor=None, layout_code=None,
+        )  # fmt: skip
+        return out
+
+    return Kernel("flashinfer trtllm", reduce, nullcontext)
 
 
 def _ipc_memory(share: Callable[..., list[int]], nbytes: int, device: Any, group: Any) -> tuple[Any, Any]:

@@ -2,7 +2,8 @@
 
 What: seconds of one call: alignment, gate and up, activation, down, weighted sum. Through SGLang's fused Triton experts
 (bf16, fp8 with 128 x 128 scales) and its Marlin path (INT4, group 32) when sglang is importable; else bf16 and fp8 through
-Triton kernels of our own (one scale an expert). The sample's `kernel` says which. Against: bytes, which are distinct
+Triton kernels of our own (one scale an expert). The sample's `kernel` says which. DeepGEMM's products alone, where it is
+importable, are a class of their own (see deepgemm). Against: bytes, which are distinct
 experts touched x bytes of one expert plus the rows', and flops. Units: seconds, bytes, flops.
 Routing is uniform at random, or skewed (Zipf 1): every call of the chain has its own draw, so weights come from memory.
 Shapes are the caller's: hidden, intermediate (of one rank), experts, top_k.
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+from specsim.calibration import deepgemm
 from specsim.calibration.context import Case, Context, Measurement
 from specsim.calibration.timing import in_graph
 
@@ -32,7 +34,7 @@ SHAPES = (
     {"hidden": 2048, "intermediate": 768, "experts": 128, "top_k": 8},
 )
 CPU_SHAPES = ({"hidden": 64, "intermediate": 32, "experts": 16, "top_k": 2},)
-BYTES = {"bf16": 2.0, "fp8": 1.0, "int4": 0.5 + 2.0 / 32}
+BYTES = {"bf16": 2.0, "fp8": 1.0, "fp8_deepgemm": 1.0, "int4": 0.5 + 2.0 / 32}
 GROUP = 32  # INT4 values that share a bf16 scale
 CALLS = 24  # draws in one chain
 
@@ -45,6 +47,8 @@ def cases(context: Context) -> list[Case]:
 
         if torch.cuda.get_device_capability() >= (8, 9):
             kinds.append("fp8")
+        if deepgemm.here():
+            kinds.append("fp8_deepgemm")
         if _sglang_here():
             kinds.append("int4")
     rows = (1, 4, 16, 48, 128) if context.quick else (1, 2, 3, 4, 8, 16, 32, 48, 64, 128)
@@ -183,10 +187,12 @@ def _choose(context: Context, kind: str, p: dict[str, Any]) -> tuple[Path, str]:
     import torch
 
     hidden, inner = p["hidden"], p["intermediate"]
-    up = _weights(context, p["experts"], 2 * inner, hidden, kind)
-    down = _weights(context, p["experts"], hidden, inner, kind)
-    scaled = kind == "fp8"
+    scaled = kind.startswith("fp8")
+    up = _weights(context, p["experts"], 2 * inner, hidden, "fp8" if scaled else kind)
+    down = _weights(context, p["experts"], hidden, inner, "fp8" if scaled else kind)
     weights = Weights(up, down, hidden**-0.5 if scaled else 1.0, inner**-0.5 if scaled else 1.0)
+    if kind == "fp8_deepgemm":
+        return deepgemm.path(up, down, weights.scale_up, weights.scale_down), "deep_gemm, the products alone"
     if not context.gpu:
         return lambda x, ids: lambda: reference(x, ids, torch.ones(ids.shape) / ids.shape[1], up, down), "torch"
     x = torch.randn(3, hidden, device=context.device, dtype=torch.bfloat16)

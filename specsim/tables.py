@@ -138,7 +138,15 @@ def import_system(system: str, *, l2_mb: float | None = None, date: str = "2026"
     known = systems()
     name = next((s for s in known if s.lower() == system.lower()), None)
     if name is None:
-        raise InputError(f"no tables of system {system!r}", mend=did_you_mean(system, known))
+        described = {
+            p.stem.lower() for p in package_folder().glob("*.yaml") if (package_folder() / "data" / p.stem).is_dir()
+        }
+        what = (
+            f"{system!r} is described but has no tables"
+            if system.lower() in described
+            else f"no tables of system {system!r}"
+        )
+        raise InputError(what, mend=did_you_mean(system, known))
     _parquet()  # once here: what goes wrong with one table is only noted
     root = package_folder()
     facts = read_yaml(root / f"{name}.yaml", "system description")

@@ -99,19 +99,60 @@ class CustomAllReduceV2:
 """
 
 
+# FlashInfer's module as far as it is used, over the same memory.
+FAKE_FLASHINFER = """
+import ctypes, types
+import torch
+import torch.distributed as dist
+
+class AllReduceFusionPattern:
+    kAllReduce = 0
+
+def _alloc_symm_buffer_bytes(*arguments):
+    raise AssertionError("symmetric memory was asked for")
+
+def trtllm_create_ipc_workspace_for_all_reduce_fusion(rank, ranks, tokens, width, group):
+    global kept, home
+    kept, home = _alloc_symm_buffer_bytes(2**20, ranks, torch.float16, torch.device("cpu"), "name")[0], group
+    return [kept], torch.tensor(kept)
+
+def trtllm_allreduce_fusion(*, allreduce_in, world_rank, token_num, hidden_dim, workspace_ptrs, pattern_code, allreduce_out, **rest):
+    assert allreduce_in.shape == (token_num, hidden_dim) and workspace_ptrs.tolist() == kept
+    ctypes.memmove(kept[world_rank], allreduce_in.data_ptr(), allreduce_in.nbytes)
+    dist.barrier(group=home)
+    total = torch.zeros_like(allreduce_in)
+    for address in kept:
+        theirs = torch.empty_like(allreduce_in)
+        ctypes.memmove(theirs.data_ptr(), address, theirs.nbytes)
+        total += theirs
+    dist.barrier(group=home)
+    allreduce_out.copy_(total)
+"""
+
+
 def test_an_engines_kernel_runs_on_plain_memory_and_wrong_sums_are_told(tmp_path: Path) -> None:
     package = tmp_path / "code" / "sglang" / "srt" / "distributed" / "device_communicators"
     package.mkdir(parents=True)
     (package / "custom_all_reduce.py").write_text(FAKE_V1)
     (package / "custom_all_reduce_v2.py").write_text(FAKE_V2)
+    other = tmp_path / "code" / "flashinfer" / "comm"
+    other.mkdir(parents=True)
+    (other / "trtllm_ar.py").write_text(FAKE_FLASHINFER)
+    (other / "cuda_ipc.py").write_text(
+        FAKE_V1.replace("str(r))", '"f" + str(r))') + "create_shared_buffer = CustomAllreduce.create_shared_buffer\n"
+    )
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "code"), "FAKE_MEMORY": str(tmp_path)}
-    line = command("--only", "allreduce", "--kinds", "custom", "--out", tmp_path / "out", "-o", tmp_path / "p.yaml")
+    line = command(
+        "--only", "allreduce", "--kinds", "custom,flashinfer", "--out", tmp_path / "out", "-o", tmp_path / "p.yaml"
+    )
     done = subprocess.run(line, capture_output=True, text=True, timeout=120, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr
     profile = load_profile(str(tmp_path / "p.yaml"))
     assert {(c.implementation, c.ranks, c.mode, *c.bytes) for c in profile.allreduce} == {
         ("custom", 2, "graph", 4096),
         ("custom", 2, "eager", 4096),
+        ("flashinfer", 2, "graph", 4096, 65536),
+        ("flashinfer", 2, "eager", 4096, 65536),
     }
     assert "sglang CustomAllReduceV2" in profile.allreduce[0].note
     assert any("WRONG DATA" in c for c in profile.caveats)

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 @click.option(
     "--kinds",
     help="All-reduces to measure, separated by commas: nccl, nccl-ll, nccl-ll128, nccl-simple, nccl-ring, nccl-tree, "
-    "nccl-no-p2p, custom, custom-v1. Default: all that can run here.",
+    "nccl-no-p2p, custom, custom-v1, flashinfer. Default: all that can run here.",
 )
 @click.option(
     "--resume", is_flag=True, help="Go on in a work folder: finished measurements stay, failed ones are tried again."
