@@ -6,10 +6,13 @@ RAY ?= ray==2.60.0
 BIN := $(VENV)/bin
 PIP = $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint requirements-ci.txt
 
-.PHONY: predict test lint format types docs examples accuracy bench dist clean
+.PHONY: predict serve test lint format types docs examples accuracy bench dist clean
 
 predict: $(VENV)/base.stamp  ## the field case, on any machine
 	$(BIN)/specsim predict --draft-tokens 3 --accept-rate 0.6
+
+serve: $(VENV)/serve.stamp  ## the planner page
+	$(BIN)/specsim serve
 
 test: $(VENV)/test.stamp
 	$(BIN)/python -m pytest -n 2 --dist worksteal
@@ -56,6 +59,10 @@ $(BIN)/python:
 $(VENV)/base.stamp: $(REQUIREMENTS) | $(BIN)/python
 	$(PIP) --editable .
 	@touch $@
+
+$(VENV)/serve.stamp: $(REQUIREMENTS) | $(BIN)/python
+	$(PIP) --editable '.[serve]'
+	@touch $@ $(VENV)/base.stamp
 
 $(VENV)/dev.stamp: $(REQUIREMENTS) | $(BIN)/python
 	$(PIP) --editable '.[dev]'
