@@ -24,6 +24,7 @@ ENGINES = ("sglang", "vllm")
 PHASES = ("decode", "draft", "verify", "extend")
 METHODS = ("eagle3", "eagle", "mtp", "draft-model", "ngram", "none")
 NO_LIMIT = 2**62  # bytes
+OLDER_CUSTOM = ("custom-v1", "custom")  # the kernel of vLLM and of older SGLang, and what stands in for it
 
 
 @dataclass(frozen=True)
@@ -236,7 +237,7 @@ class Engine:
             found.append(("oneshot", table[ranks][0 if graph else 1] * 1024))
             found.append(("custom", rules["v2_max_bytes"]))
         elif custom and ranks in rules["ranks"] and (link == "nvlink" or (ranks == 2 and options.get("p2p", True))):
-            found.append(("custom", rules["legacy_max_bytes"]))
+            found += [(name, rules["legacy_max_bytes"]) for name in OLDER_CUSTOM]
         staged = rules["pcie_ipc"] and _on(env.get("SGLANG_ENABLE_PCIE_IPC_ALLREDUCE"))
         if staged and graph and ranks in rules["pcie_ipc_ranks"]:  # it serves passes up to the widest captured one
             found.append(("pcie-ipc", NO_LIMIT))
@@ -282,7 +283,7 @@ class Engine:
             limit = rules["legacy_max_bytes"]
             if symmetric:
                 limit = min(limit, rules["custom_kib"].get(capability, {}).get(ranks, NO_LIMIT) * 1024)
-            found.append(("custom", limit - 1))  # vLLM takes messages strictly smaller
+            found += [(name, limit - 1) for name in OLDER_CUSTOM]  # vLLM takes messages strictly smaller
         if ranks in symmetric:
             found.append(("symm-mem", symmetric[ranks] * 1024 - 1))
         return found

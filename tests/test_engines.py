@@ -238,7 +238,7 @@ class TestAllReduce:
 
     def test_two_pcie_gpus_use_the_custom_kernel_if_they_reach_each_other(self) -> None:
         for name in ENGINES:
-            assert self.choice(name, None, 14336, link="pcie", ranks=2) == "custom"
+            assert self.choice(name, None, 14336, link="pcie", ranks=2) == "custom-v1"
             assert self.choice(name, None, 14336, link="pcie", ranks=2, options={"p2p": False}) == "nccl"
 
     def test_sglang_one_shot_then_two_shot_then_nccl(self) -> None:
@@ -250,12 +250,19 @@ class TestAllReduce:
         assert self.choice("sglang", "0.5.16", 160 * 1024, graph=False, ranks=6, options=hopper) == "oneshot"
 
     def test_the_older_release_has_one_custom_kernel_up_to_8_mib(self) -> None:
-        assert self.choice("sglang", "0.5.11", 8 * 2**20) == "custom"
+        assert self.choice("sglang", "0.5.11", 8 * 2**20) == "custom-v1"
         assert self.choice("sglang", "0.5.11", 8 * 2**20 + 1) == "nccl"
         assert self.choice("sglang", "0.5.11", 1024, ranks=5) == "nccl"
         assert self.choice("sglang", "0.5.16", 1024, ranks=5) == "oneshot"
         old = {"env": {"SGLANG_OPT_USE_CUSTOM_ALL_REDUCE_V2": "0"}}
         assert self.choice("sglang", "0.5.16", 1024, ranks=5, options=old) == "nccl"
+
+    def test_where_the_older_kernel_was_not_measured_the_newer_stands_in(self) -> None:
+        """vLLM over two H200 takes the older kernel's curve where a profile has it, and the other's where it has not."""
+        limits = load_engine("vllm", None).allreduce_limits(ranks=2, link="nvlink", graph=True)
+        assert [name for name, _ in limits][:2] == ["custom-v1", "custom"]
+        machine = machine_of(build(model="Llama-3.1-8B", hardware="2x-h200", tp=2, method="none"))
+        assert machine.curve(tuple(name for name, _ in limits), 2, "graph").implementation.startswith("custom")
 
     def test_pcie_kernels_are_a_choice_of_late_releases(self) -> None:
         asked = {"env": {"SGLANG_ENABLE_PCIE_IPC_ALLREDUCE": "1"}, "row_bytes": 14336}
@@ -286,7 +293,7 @@ class TestAllReduce:
         assert self.choice("sglang", None, 14336, options={**auto, "nodes": 2}) == "nccl"
         two = {**auto, "nodes": 2, "compute_capability": "10.0"}
         assert self.choice("sglang", None, 14336, options=two) == "flashinfer"
-        assert self.choice("vllm", None, 14336, options=auto) == "custom"
+        assert self.choice("vllm", None, 14336, options=auto) == "custom-v1"
 
     def test_a_scenario_tells_the_engine_its_architecture(self) -> None:
         """Kimi-K2.5 sums and normalises in FlashInfer's kernel on an NVLink box of Hopper GPUs, Llama does not; nor does
@@ -307,10 +314,10 @@ class TestAllReduce:
     def test_vllm_limits(self) -> None:
         """vLLM on eight H100: custom below 256 KiB, symmetric memory below 64 MiB; elsewhere custom below 8 MiB."""
         hopper = {"compute_capability": "9.0"}
-        assert self.choice("vllm", None, 256 * 1024 - 1, options=hopper) == "custom"
+        assert self.choice("vllm", None, 256 * 1024 - 1, options=hopper) == "custom-v1"
         assert self.choice("vllm", None, 256 * 1024, options=hopper) == "symm-mem"
         assert self.choice("vllm", None, 64 * 2**20, options=hopper) == "nccl"
-        assert self.choice("vllm", None, 8 * 2**20 - 1, options={"compute_capability": "8.0"}) == "custom"
+        assert self.choice("vllm", None, 8 * 2**20 - 1, options={"compute_capability": "8.0"}) == "custom-v1"
         plain = {**hopper, "env": {"VLLM_ALLREDUCE_USE_SYMM_MEM": "0"}}
         assert self.choice("vllm", None, 8 * 2**20, options=plain) == "nccl"
 
