@@ -53,10 +53,16 @@ RUNS = {
     "allreduce_skew_us": "a run with --tp 2 or more",
     "draft_step_us": "a run with 3 or more draft steps whose phases are timed (SGLANG_ENABLE_METRICS_DEVICE_TIMER=1)",
     "decode_host_us": "a run without speculation of a model whose step takes 2 to 5 ms",
+    "prefill_host_us": "runs under load; steady runs say nothing about prefills",
     "cycle_host_us": "a run with speculation whose phases are timed, of a model whose cycle takes 3 to 8 ms",
     "decode_cpu_us": "a run without speculation with --disable-cuda-graph, or of a model whose step takes below 1 ms",
     "cycle_cpu_us": "a run with speculation and --disable-cuda-graph",
     "rank_cpu_us": "a run with speculation and --tp 2 or more, of a model whose cycle takes below 8 ms",
+    "tree_step_us": "a run with --speculative-eagle-topk 2 or more whose phases are timed",
+    "tree_cpu_us": "a run with --speculative-eagle-topk 2 or more, of a model whose cycle takes below 10 ms",
+    "ngram_host_us": "a run with --speculative-algorithm NGRAM at batch 1",
+    "ngram_sequence_us": "a run with --speculative-algorithm NGRAM at batch 32 or more",
+    "eager_gap_us": "a run with speculation whose draft extend runs without a graph and is timed",
     "eager_factor": "a run with --disable-cuda-graph",
 }
 

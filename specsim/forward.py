@@ -147,7 +147,9 @@ def layer_operators(
         yield small("norm", layer.norms, model.hidden)
     if layer.attention is not None:
         a = layer.attention
-        core = attention_core(a, parallel.attention, model.kv_format.bytes, engine.attention_launches(a.kind), tree_block)
+        core = attention_core(
+            a, parallel.attention, model.kv_format.bytes, engine.attention_launches(a.kind), tree_block
+        )
         yield from (_of_group(o, parallel.dp) for o in core)
         yield from _extras(engine, a.kind, model)
         if tree_block and not a.window:
@@ -270,12 +272,13 @@ def cost(
     *,
     graph: bool,
     verify: bool = False,
+    prefill: bool = False,
     ahead: Array | float = 0.0,
 ) -> Cost:
     """Seconds of a pass.
 
     In a graph: the operators, the engine's corrections a kernel, row and layer, and one graph launch. Eager:
-    max(GPU time, kernels x the engine's cost of a launch) + eager all-reduces; `ahead` seconds of launching are hidden
+    max(GPU time with the gaps between its kernels, kernels x the engine's cost of a launch) + eager all-reduces; `ahead` seconds of launching are hidden
     behind work that the GPU already has.
     """
     features: dict[Feature, Array] = {}
@@ -306,10 +309,12 @@ def cost(
         add("launch", gaps + lift(machine.launch["graph_s"], n), 1, np.asarray(0.0), machine.launch_source)
     else:
         gpu = sum((s for c, s in seconds.items() if c != "allreduce"), np.asarray(0.0))
+        gaps = kernels * term["eager_gap"]
         launches = kernels * lift(machine.launch["kernel_s"], n) * term["eager_factor"]
-        waits = np.maximum(launches - gpu - ahead, 0.0)
-        add("launch", waits, kernels, np.asarray(0.0), machine.launch_source)
-    add("small_kernels", term["row_layer"] * load.rows * p.layers, 0, np.asarray(0.0), machine.terms_source)
+        waits = np.maximum(launches - gpu - gaps - ahead, 0.0)
+        add("launch", gaps + waits, kernels, np.asarray(0.0), machine.launch_source)
+    if not prefill:  # what grows with rows was seen at up to 256; thousands of prompt rows do not pay it
+        add("small_kernels", term["row_layer"] * load.rows * p.layers, 0, np.asarray(0.0), machine.terms_source)
     if verify:
         several = np.asarray(load.tokens > 1, dtype=float)
         add("attention", term["verify_layer"] * several * p.layers, 0, np.asarray(0.0), machine.terms_source)

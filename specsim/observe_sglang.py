@@ -148,6 +148,10 @@ class SglangLog:
             if tokens := re.search(r"max_total_num_tokens=(\d+)", line):
                 run.environment["max_total_num_tokens"] = int(tokens.group(1))
             return True
+        if "default MoE kernel config" in line:
+            shape = re.search(r"E=(\d+),N=(\d+)", line)
+            run.environment["untuned_experts"] = shape.group(0) if shape else "shape not told"
+            return True
         if "ustom all" in line and re.search(r"ustom all-?reduce.*(disabled|not supported|fail)", line, re.IGNORECASE):
             run.environment["custom_all_reduce"] = "disabled: " + scrub(line[-200:].strip())
             return True
@@ -248,6 +252,11 @@ class SglangLog:
         if run.duplicates:
             method.append(f"{run.duplicates} lines of further tensor-parallel ranks say the same and were left out")
         caveats += self._clock(run, flags) + _admission(run) + _graphs(run)
+        if shape := run.environment.get("untuned_experts"):
+            caveats.append(
+                f"SGLang has no tuned kernel for these experts on this GPU ({shape}): passes were seen 4 to 12 % slower, "
+                "beyond 64 rows 25 %; its benchmark/kernels/fused_moe_triton/tuning_fused_moe_triton.py makes one"
+            )
         return make_record(
             self.source,
             f"SGLang server log, launch {launch}" if launch else "SGLang server log",

@@ -127,6 +127,8 @@ class EngineTerms(Group):
     decode_cpu_us: NonNegative | None = None
     cycle_cpu_us: NonNegative | None = None
     rank_cpu_us: NonNegative | None = None
+    prefill_host_us: NonNegative | None = None
+    eager_gap_us: NonNegative | None = None
     tree_step_us: NonNegative | None = None
     tree_cpu_us: NonNegative | None = None
     ngram_host_us: NonNegative | None = None

@@ -86,7 +86,9 @@ class Scenario:
             return 0
         kind = "mla" if any(a.attention and a.attention.kind == "mla" for a, _ in self.model.layers) else "gqa"
         capability = self.profile.gpu.compute_capability
-        default = self.engine.default_attention_backend(kind, capability, self.topk) if self.engine.name == "sglang" else ""
+        default = (
+            self.engine.default_attention_backend(kind, capability, self.topk) if self.engine.name == "sglang" else ""
+        )
         return self.engine.tree_block(str(self.options.get("attention_backend") or default))
 
     def captured(self, phase: str, rows: int = 1) -> tuple[int, ...]:

@@ -279,11 +279,11 @@ def prefill_seconds(s: Scenario, machine: Machine, tokens: Array, reach: Array) 
     routing = with_overlap(UNIFORM, machine.experts_overlap) if s.routing is None else s.routing
     load = Load(np.ones(()), tokens, reach - (tokens + 1) / 2, None, routing)
     machine = machine.sustained()
-    seconds: Array = lift(machine.terms["decode_host"], load.ndim)
+    seconds: Array = lift(machine.terms["prefill_host"], load.ndim)
     for model, fc in ((s.model, False), (s.draft, True)):
         if model is not None:
             p = build(model, s.parallel, s.engine, False, fc=fc, last_rows=True)
-            seconds = seconds + cost(p, load, machine, s.engine, s.network, graph=False).total
+            seconds = seconds + cost(p, load, machine, s.engine, s.network, graph=False, prefill=True).total
     return np.asarray(seconds)
 
 

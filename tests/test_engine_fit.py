@@ -82,12 +82,13 @@ def test_an_outlier_hardly_counts(cases: list[Case]) -> None:
 
 
 def test_terms_that_no_record_shows_stay_and_the_run_is_named() -> None:
-    """One rank, in graphs, batch 1: nothing about all-reduces, ranks or eager launches."""
+    """One rank, in graphs, batch 1: nothing about all-reduces, ranks or eager launches. The cycles are shorter than the
+    host's own work, so that is seen."""
     few = synthetic([builders.dense(32)], batches=(1,), eager=False, tps=(1,))
     with pytest.raises(InputError, match=r"eager_factor: the records do not identify it.*--disable-cuda-graph"):
         fit(few, ["draft_step", "eager_factor"])
     fitted = fit(few)
-    assert {"allreduce_skew_us", "rank_cpu_us", "eager_factor", "cycle_cpu_us", "row_layer_us"} <= set(fitted.left)
+    assert {"allreduce_skew_us", "rank_cpu_us", "eager_factor", "tree_cpu_us", "row_layer_us"} <= set(fitted.left)
     assert "--tp 2" in fitted.left["allreduce_skew_us"]
     assert "batch 32" in fitted.left["row_layer_us"]
     assert not set(fitted.left) & {t.name for t in fitted.terms}

@@ -424,3 +424,14 @@ def test_a_mixed_file_gives_all_its_parts(tmp_path):
 def test_untagged_and_tagged_lines_of_joined_logs_both_count(tmp_path):
     log = decode(0, 1, 80, tag="") + decode(1, 1, 80, tag="") + decode(2, 4, 200) + decode(3, 4, 200)
     assert [p.batch for p in one(tmp_path, log).points] == [1, 4]
+
+
+def test_experts_without_a_tuned_kernel_are_told(tmp_path: Path) -> None:
+    warning = (
+        "[2026-02-03 10:00:00] Using default MoE kernel config. Performance might be sub-optimal! Config file not found"
+        " at /x/configs/triton_3_6_0/E=64,N=1408,device_name=NVIDIA_H200.json\n"
+    )
+    record = one(tmp_path, warning + decode(1, 4, 800) + decode(2, 4, 800))
+    assert record.environment["untuned_experts"] == "E=64,N=1408"
+    assert any("no tuned kernel" in c and "E=64,N=1408" in c for c in record.caveats)
+    assert not any("no tuned kernel" in c for c in one(tmp_path, decode(1, 4, 800) + decode(2, 4, 800)).caveats)
