@@ -10,6 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
+
+from specsim.commands.common import Group
 
 # name -> one line of help. Each lives in specsim/commands/<name>.py as `command`, imported only when it runs.
 COMMANDS = {
@@ -27,10 +30,14 @@ COMMANDS = {
     "serve": "The planner page: sliders for a scenario, its prediction beside them.",
     "hardware": "List, show, compare and import hardware profiles.",
     "models": "List and show models as specsim reads them.",
+    "completion": "Completion of commands, options and names, for bash, zsh or fish.",
 }
 
 
-class _LazyGroup(click.Group):
+COMPLETING = "_SPECSIM_COMPLETE"  # set by a shell that asks for completions
+
+
+class _LazyGroup(Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
@@ -40,14 +47,10 @@ class _LazyGroup(click.Group):
         command: click.Command = importlib.import_module(f"specsim.commands.{name}").command
         return command
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            from specsim.errors import InputError, did_you_mean
-
-            raise InputError(f"no command {args[0]!r}", mend=did_you_mean(args[0], list(COMMANDS)))
-        return super().resolve_command(ctx, args)
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Commands and options, without loading the commands."""
+        found = [CompletionItem(name, help=said) for name, said in COMMANDS.items() if name.startswith(incomplete)]
+        return found or click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -90,15 +93,18 @@ def group(context: click.Context, debug: bool, config: str | None, no_config: bo
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit: 0 done, 1 the work could not be done, 2 bad input."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    _prepare_streams()
     debug = "--debug" in arguments
     if debug:  # accepted anywhere on the line
         arguments = [a for a in arguments if a != "--debug"]
+    arguments = arguments or ["--help"]
     run: dict[str, Any] = {"debug": debug, "line": arguments}
     try:
         code = group.main(arguments, prog_name="specsim", standalone_mode=False, obj=run)
+        sys.stdout.flush()  # a full disk or a closed pipe shows here, not when the interpreter ends
         sys.exit(code if isinstance(code, int) else 0)
     except click.ClickException as error:
-        _fail(error, error.format_message().replace("\n", " "), 2, debug)
+        _fail(error, _usage(error), 2, debug)
     except (click.Abort, KeyboardInterrupt):
         sys.stderr.write("interrupted\n")
         sys.exit(130)
@@ -106,6 +112,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except Exception as error:
+        if COMPLETING in os.environ:  # a half-typed line may be wrong in any way
+            sys.exit(1)
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EBADF, errno.EIO):
             _fail(error, f"the output cannot be written: {error.strerror}", 1, debug)
         from specsim.errors import InputError, SpecsimError
@@ -120,6 +128,30 @@ def main(arguments: Sequence[str] | None = None) -> None:
             1,
             debug,
         )
+
+
+def _prepare_streams() -> None:
+    """A locale without our characters shows their codes, and output that is closed is said once, not a bug."""
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # as long as the process
+    if sys.stdout is None:
+        _fail(OSError(), "standard output is closed", 1, debug=False)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _usage(error: click.ClickException) -> str:
+    """click's message with the command it is about, as one line."""
+    said = " ".join(error.format_message().split())
+    context = getattr(error, "ctx", None)
+    if context is None:
+        return f"{said.rstrip('.')}; --help lists the options"
+    if type(error).__name__ == "NoArgsIsHelpError":
+        return f"{context.command_path}: no command; one of {', '.join(context.command.list_commands(context))}"
+    said = said.replace(".  (Did", " (Did").replace("'. (Did", "' (Did")
+    mend = "" if "id you mean" in said else f"; {context.command_path} --help lists the options"
+    return f"{context.command_path}: {said[:1].lower()}{said[1:].rstrip('.') if mend else said[1:]}{mend}"
 
 
 def _fail(error: BaseException, message: str, code: int, debug: bool) -> None:

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from specsim.scenarios import Scenario
 
 Array = NDArray[np.float64]
-PHASES = ("decode", "draft", "verify", "extend")
 
 
 @dataclass(frozen=True)

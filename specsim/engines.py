@@ -19,9 +19,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from specsim.errors import InputError, did_you_mean
 from specsim.files import read_yaml
+from specsim.names import ENGINES, PHASES
 
-ENGINES = ("sglang", "vllm")
-PHASES = ("decode", "draft", "verify", "extend")
 METHODS = ("eagle3", "eagle", "mtp", "draft-model", "ngram", "none")
 NO_LIMIT = 2**62  # bytes
 OLDER_CUSTOM = ("custom-v1", "custom")  # the kernel of vLLM and of older SGLang, and what stands in for it
@@ -354,7 +353,7 @@ def load_engine(name: str, version: str | None = None) -> Engine:
     Raises InputError for an unknown engine (with the nearest known) or a release outside the described range.
     """
     if name not in ENGINES:
-        raise InputError(f"unknown engine {name!r}", where="engine", mend=did_you_mean(name, ENGINES))
+        raise InputError(f"unknown engine {name!r}", where="--engine", mend=did_you_mean(name, ENGINES))
     data = _description(name)
     wanted = data["default"] if version is None else version
     release, first, last = _release(wanted), _release(data["first"]), _release(data["last"])

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
-from specsim.engines import ENGINES, command_line, load_engine, read_flags
+from specsim.engines import command_line, load_engine, read_flags
 from specsim.errors import InputError, did_you_mean
+from specsim.names import ENGINES
 
 MAX_LENGTH = 100_000  # characters of a line
 # What may change the speed, and no secret such as VLLM_API_KEY.
@@ -66,7 +67,7 @@ def read_launch(
     decides some defaults. Raises InputError, naming the flag, for a value that the engine would refuse.
     """
     if engine not in ENGINES:
-        raise InputError(f"unknown engine {engine!r}", where="engine", mend=did_you_mean(engine, ENGINES))
+        raise InputError(f"unknown engine {engine!r}", where="--engine", mend=did_you_mean(engine, ENGINES))
     parts = _take_apart(engine, line)
     tag = re.search(r":v?(\d+\.\d+\.\d+)", parts.image)
     if version is None and tag:

@@ -198,10 +198,12 @@ def _finished(table: _Table, where: str, notes: list[str]) -> Run:
     """The run with its ranks settled. Raises InputError for rows of another collective or of one rank alone."""
     run = table.run
     run.ranks = len(table.listed) or None
-    if not table.bandwidths and table.silent and (run.ranks or 1) == 1:
+    alone = not table.bandwidths and table.silent and (run.ranks or 1) == 1
+    if not alone:
+        _check_collective(run, table.bandwidths, where, notes)
+    if alone or run.ranks == 1:
         mend = "give -g N, or build nccl-tests with MPI=1 and start it with mpirun"
         raise InputError("ran on one rank, so that nothing was reduced", where=where, mend=mend)
-    _check_collective(run, table.bandwidths, where, notes)
     return run
 
 

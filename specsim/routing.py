@@ -99,9 +99,10 @@ def parse(text: str) -> Routing:
     from specsim.files import read_text
 
     if not Path(text).exists():
-        raise InputError(
-            f"{text!r} is neither uniform, zipf:S nor a file", where="--routing", mend="for example zipf:0.8"
-        )
+        from specsim.errors import did_you_mean
+
+        mend = did_you_mean(text, ("uniform", "zipf:0.8"))
+        raise InputError(f"{text!r} is neither uniform, zipf:S nor a file", where="--routing", mend=mend)
     raw = read_text(Path(text), "routing file").replace("[", " ").replace("]", " ").replace(",", " ").split()
     try:
         weights = [float(x) for x in raw]

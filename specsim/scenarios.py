@@ -19,9 +19,10 @@ from numpy.typing import ArrayLike, NDArray
 from specsim.acceptance import Acceptance
 from specsim.configs import default_draft, load_model, load_preset, model_from_config, mtp_draft, public_drafts
 from specsim.engines import Engine, load_engine
-from specsim.errors import InputError
+from specsim.errors import InputError, did_you_mean
 from specsim.forward import Network, Parallel
 from specsim.models import BF16, Format, Model
+from specsim.names import METHODS, PHASES
 from specsim.profiles import Profile, load_profile, load_shipped
 from specsim.routing import Routing, parse
 
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
     from specsim.records import Point, Record
 
 Array = NDArray[np.float64]
-METHODS = ("eagle3", "eagle", "mtp", "draft-model", "dflash", "dspark", "ngram", "none")
-PHASES = ("decode", "draft", "verify", "extend")
 FIELD_MODEL, FIELD_HARDWARE = "Kimi-K2.5", "8x-pcie-field"
 DEFAULT_CONTEXT, DEFAULT_DRAFT_TOKENS = 2048, 3
 NO_CAP = 2**31  # running requests
@@ -223,7 +222,8 @@ def build(
         warnings += acceptance.warnings(_scalar(steps, "--num-steps"), branch, _scalar(tokens, "--draft-tokens"))
     unknown = set(eager) - set(PHASES)
     if unknown:
-        raise InputError(f"unknown phase {sorted(unknown)[0]!r}", where="--eager", mend=f"one of {', '.join(PHASES)}")
+        first = sorted(unknown)[0]
+        raise InputError(f"unknown phase {first!r}", where="--eager", mend=did_you_mean(first, PHASES))
     _cap(described, options, rows, kind, warnings)
     target = _served(target, options, warnings)
     known_routing = parse(routing) if isinstance(routing, str) else routing
@@ -330,8 +330,6 @@ def _drafter(target: Model, draft: str | Model | None, method: str | None, engin
     if method in ("domino", "peagle", "medusa", "lookahead", "suffix", "hydra"):
         raise InputError(f"method {method} has no cost model", where="--method", mend=f"one of {', '.join(METHODS)}")
     if method is not None and method not in METHODS:
-        from specsim.errors import did_you_mean
-
         raise InputError(f"unknown method {method!r}", where="--method", mend=did_you_mean(method, METHODS))
     if method in ("none", "ngram"):
         return None, method

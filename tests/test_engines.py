@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specsim.engines import ENGINES, METHODS, NO_LIMIT, PHASES, load_engine, read_flags
+from specsim.engines import METHODS, NO_LIMIT, load_engine, read_flags
 from specsim.errors import InputError
+from specsim.names import ENGINES, PHASES
 from specsim.prediction import machine_of
 from specsim.profiles import EngineTerms, Group
 from specsim.scenarios import build

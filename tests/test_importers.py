@@ -675,3 +675,13 @@ def test_import_of_tables(capsys, tmp_path, package):
     assert after.gpu == before.gpu
     assert after.operators["gemm_bf16"].fixed_us == pytest.approx(5, rel=0.02)
     assert after.operators["norm"] == before.operators["norm"]
+
+
+def test_one_rank_that_prints_bandwidths_is_refused_too():
+    """One "# Rank" line beside rows whose bandwidths are too small to tell ranks from."""
+    text = "# nThread 1 nGpus 1 minBytes 8\n#  Rank  0 Pid 1 on a device  0 [0x01] GPU\n#  size  count  type  redop  root  time  algbw  busbw  #wrong  time  algbw  busbw  #wrong\n"
+    rows = "".join(
+        f"{size} {size // 4} float sum -1 {20 + size / 1e4:.2f} 0.1 0.2 0 21.0 0.1 0.2 0\n" for size in (4096, 16384)
+    )
+    with pytest.raises(InputError, match="one rank"):
+        read_tool(text + rows, "run.txt").curves(SOURCE)

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from specsim.engines import ENGINES, METHODS, read_flags
+from specsim.engines import METHODS, read_flags
 from specsim.errors import InputError
 from specsim.launch import read_launch
+from specsim.names import ENGINES
 
 EAGLE3 = (
     "--model-path target --tp 8 --speculative-algorithm EAGLE3 --speculative-draft-model-path draft "

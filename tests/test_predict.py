@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 import specsim
 from specsim.cli import main
 from specsim.configs import PRESETS
+from specsim.names import PHASES
 from specsim.prediction import SAMPLES, machine_of, predict
 from specsim.profiles import load_profile
-from specsim.scenarios import PHASES, build
+from specsim.scenarios import build
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:

@@ -102,7 +102,8 @@ def command(**options: Any) -> None:
     \b
     Examples:
       specsim calibrate --name 8x-h200
-      specsim calibrate --model Kimi-K2.5 --tp 8 --name my-box -o my-box.yaml --plot residuals.png
+      specsim calibrate --model Kimi-K2.5 --tp 8 --name my-box -o my-box.yaml \\
+        --plot residuals.png
       specsim calibrate --gpus 2 --no-p2p --name 2x-h200-no-p2p
       specsim calibrate --cpu --quick
     """

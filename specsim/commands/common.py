@@ -37,6 +37,31 @@ class Percent(click.ParamType):  # type: ignore[type-arg, unused-ignore]
         return number
 
 
+class OneOf(click.Choice):  # type: ignore[type-arg,unused-ignore]
+    """One of a few words; another is answered with the nearest."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value not in self.choices:
+            from specsim.errors import did_you_mean
+
+            self.fail(f"{value!r}: {did_you_mean(str(value), list(self.choices))}", param, ctx)
+        return value
+
+
+class Group(click.Group):
+    """A group whose unknown commands are answered with the nearest known one."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        known = self.list_commands(ctx)
+        if args and args[0] not in known and not args[0].startswith("-"):
+            from specsim.errors import InputError, did_you_mean
+
+            raise InputError(f"no command {args[0]!r}", where=ctx.command_path, mend=did_you_mean(args[0], known))
+        return super().resolve_command(ctx, args)
+
+
 def print_json(document: Any) -> None:
     """Print one JSON document; NaN and infinity are a bug, so they raise. Its warnings name the file that defaults came
     from."""

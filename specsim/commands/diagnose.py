@@ -80,9 +80,12 @@ def command(sources: tuple[str, ...], as_json: bool, plot_file: str | None, seed
     \b
     Examples:
       specsim diagnose --decode-ms 12.1 --verify-ms 29.5 --draft-tokens 3
-      specsim diagnose --decode-ms 12.1 --verify-ms 29.5 --draft-tokens 3 --decode-at 3=15.5
+      specsim diagnose --decode-ms 12.1 --verify-ms 29.5 --draft-tokens 3 \\
+        --decode-at 3=15.5
       specsim diagnose server.log --hardware 8x-h100
-      specsim diagnose --decode-tokens-per-s 200 --tokens-per-s 150 --accept-length 1.9 --draft-tokens 4 --model Qwen3-30B-A3B --hardware 8x-h100 --tp 2
+      specsim diagnose --decode-tokens-per-s 200 --tokens-per-s 150 \\
+        --accept-length 1.9 --draft-tokens 4 --model Qwen3-30B-A3B \\
+        --hardware 8x-h100 --tp 2
     """  # fmt: skip
     from pathlib import Path
 

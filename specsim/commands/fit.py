@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from specsim.commands.common import json_option, note, print_json, show
+from specsim.commands.common import OneOf, json_option, note, print_json, show
 from specsim.errors import InputError
 
 if TYPE_CHECKING:
@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 EPILOG = """\b
 Examples:
   specsim fit --records validation --leave-one-out
-  specsim fit --records runs --hardware 1x-h200 --hold-out 'llama8b-*' -o my-box.yaml
-  specsim fit --records runs --terms eager_factor,cycle_cpu
+  specsim fit --records runs --hardware 1x-h200 --hold-out 'llama8b-*' \\
+    -o my-box.yaml
+  specsim fit --records runs --terms cycle_cpu
 """
 PATH = click.Path(path_type=Path)
 
@@ -30,7 +31,7 @@ PATH = click.Path(path_type=Path)
 @click.option("--hold-out", multiple=True, metavar="NAME", help="Leave out these records; may hold * and be repeated.")
 @click.option("--leave-one-out", is_flag=True, help="Also predict each model's runs from a fit to the other models'.")
 @click.option("--terms", metavar="A,B,...", help="Fit these terms.  [default: all that the records identify]")
-@click.option("--engine", type=click.Choice(["sglang", "vllm"]), help="Engine, where records are of several.")
+@click.option("--engine", type=OneOf(["sglang", "vllm"]), help="Engine, where records are of several.")
 @click.option("-o", "--output", type=PATH, help="Write the profile with the fitted terms to this YAML file.")
 @json_option
 def command(

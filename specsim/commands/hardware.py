@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specsim.commands.common import Percent, json_option, note, print_json, show
-from specsim.commands.scenario import scenario_of, scenario_options
+from specsim.commands.common import Group, Percent, json_option, note, print_json, show
+from specsim.commands.scenario import HARDWARE, scenario_of, scenario_options
 from specsim.pages import Grid, Line, grid
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ plot_option = click.option(
 )
 
 
-@click.group()
+@click.group(cls=Group)
 def command() -> None:
     """List, show, compare and import hardware profiles.
 
@@ -58,7 +58,7 @@ def list_command(as_json: bool) -> None:
 
 
 @command.command("show")
-@click.argument("name")
+@click.argument("name", type=HARDWARE)
 @plot_option
 @json_option
 def show_command(name: str, plot: Path | None, as_json: bool) -> None:
@@ -79,7 +79,7 @@ def show_command(name: str, plot: Path | None, as_json: bool) -> None:
 
 
 @command.command("diff")
-@click.argument("profiles", nargs=-1, required=True)
+@click.argument("profiles", type=HARDWARE, nargs=-1, required=True)
 @click.option(
     "--within",
     type=Percent(),
@@ -101,7 +101,8 @@ def diff_command(
     Examples:
       specsim hardware diff 8x-rtx-pro-6000 8x-pcie-field
       specsim hardware diff 2x-h200 2x-h200-no-p2p 8x-h200 --plot curves.png
-      specsim hardware diff monday.yaml friday.yaml --model Llama-3.1-8B --batch 8 --within 3%
+      specsim hardware diff monday.yaml friday.yaml --model Llama-3.1-8B \\
+        --batch 8 --within 3%
     """
     from specsim.errors import InputError
     from specsim.profiles import load_profile
@@ -210,7 +211,9 @@ def _number(value: float | None) -> str:
 
 @command.command("import")
 @click.argument("what", metavar=f"FILE|{TABLES}SYSTEM")
-@click.option("--into", help="Profile that takes the numbers: a name or a YAML file.")
+@click.option(
+    "--into", type=HARDWARE, metavar="NAME|FILE", help="Profile that takes the numbers: a name or a YAML file."
+)
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write; its name becomes the profile's.")
 @click.option("--date", default=None, help="Date of the measurement, YYYY-MM-DD; today by default.")
 @click.option("--reference", default=None, help="Where the numbers are from, kept as their source.")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import click
 
-from specsim.commands.common import json_option, note, print_json, show
+from specsim.commands.common import Group, json_option, note, print_json, show
+from specsim.commands.scenario import MODEL
 from specsim.configs import default_draft, list_presets, load_model
 from specsim.model_text import count, describe, page, size
 from specsim.pages import Grid, Line, grid
 
 
-@click.group("models")
+@click.group("models", cls=Group)
 def command() -> None:
     """List and show models as specsim reads them.
 
@@ -67,7 +68,7 @@ def list_command(as_json: bool) -> None:
 
 
 @command.command("show")
-@click.argument("model")
+@click.argument("model", type=MODEL)
 @json_option
 def show_command(model: str, as_json: bool) -> None:
     """Show a model as specsim reads it. MODEL is a preset's name, a folder with config.json, or a config file.

@@ -75,8 +75,10 @@ def command(as_json: bool, **options: Any) -> int:
 
     \b
     Examples:
-      specsim plan --hardware 8x-rtx-pro-6000 --rate 2 --input-tokens 2000 --output-tokens 500 --tpot-ms 40 --accept-rate 0.6
-      specsim plan --model Llama-3.1-8B --hardware 1x-h200 --rate 20 --ttft-ms 500 --tpot-ms 10 --accept-rate 0.6 --simulate
+      specsim plan --hardware 8x-rtx-pro-6000 --rate 2 --input-tokens 2000 \\
+        --output-tokens 500 --tpot-ms 40 --accept-rate 0.6
+      specsim plan --model Llama-3.1-8B --hardware 1x-h200 --rate 20 \\
+        --ttft-ms 500 --tpot-ms 10 --accept-rate 0.6 --simulate
     """
     from specsim.plan import Targets, plan
     from specsim.steady import Requests

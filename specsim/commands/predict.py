@@ -24,8 +24,10 @@ def command(explain: bool, as_json: bool, **options: Any) -> None:
     \b
     Examples:
       specsim predict --draft-tokens 3 --accept-rate 0.6
-      specsim predict --model Llama-3.1-8B --hardware 1x-h200 --batch 8 --draft-tokens 4
-      specsim predict --hardware 1x-h200 --sglang-args "--model-path Qwen/Qwen3-8B --speculative-algorithm EAGLE3"
+      specsim predict --model Llama-3.1-8B --hardware 1x-h200 --batch 8 \\
+        --draft-tokens 4
+      specsim predict --hardware 1x-h200 \\
+        --sglang-args "--model-path Qwen/Qwen3-8B --speculative-algorithm EAGLE3"
     """
     from specsim.prediction import predict
 

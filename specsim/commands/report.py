@@ -13,8 +13,10 @@ from specsim.commands.scenario import scenario_of, scenario_options
 
 @click.command()
 @scenario_options
-@click.option("--from", "source", type=Path, metavar="RESULT.json", help="What a command printed with --json, instead of a scenario.")  # fmt: skip
-@click.option("-o", "--output", type=Path, required=True, metavar="FILE.html", help="The file to write.")
+@click.option("--from", "source", type=click.Path(path_type=Path), metavar="RESULT.json", help="What a command printed with --json, instead of a scenario.")  # fmt: skip
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), required=True, metavar="FILE.html", help="The file to write."
+)
 def command(source: Path | None, output: Path, **options: Any) -> None:
     """Write a report: one HTML file with verdict, interactive charts, tables and the source of every number.
 
@@ -24,7 +26,8 @@ def command(source: Path | None, output: Path, **options: Any) -> None:
     \b
     Examples:
       specsim report --draft-tokens 3 --accept-rate 0.6 -o report.html
-      specsim sweep --batch 1:64:x2 --draft-tokens 2:8 --accept-rate 0.3:0.9:0.1 --json > sweep.json
+      specsim sweep --batch 1:64:x2 --draft-tokens 2:8 --accept-rate 0.3:0.9:0.1 \\
+        --json > sweep.json
       specsim report --from sweep.json -o sweep.html
     """
     from specsim.errors import InputError

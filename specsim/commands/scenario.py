@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
+
+import specsim.names as known
 
 if TYPE_CHECKING:
     from specsim.scenarios import Scenario
@@ -59,6 +63,33 @@ class DpAttention(click.ParamType):  # type: ignore[type-arg,unused-ignore]
             self.fail(f"{value!r} is neither a number nor 'on'", param, ctx)
 
 
+class Known(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """A name from a list or, with `files`, a path: both are completed by a shell. Whoever loads it checks it.
+
+    `separator`: several may be given, each completed by itself.
+    """
+
+    name = "name"
+
+    def __init__(self, listed: Callable[[], Iterable[str]], files: bool = False, separator: str = "") -> None:
+        self.listed, self.files, self.separator = listed, files, separator
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        before, mark, word = incomplete.rpartition(self.separator) if self.separator else ("", "", incomplete)
+        found = [name for name in self.listed() if name.lower().startswith(word.lower())]
+        if not found and self.files:
+            return [CompletionItem(incomplete, type="file")]
+        return [CompletionItem(before + mark + name) for name in found]
+
+    def several(self, separator: str) -> Known:
+        """The same for an option that takes a list of them."""
+        return Known(self.listed, self.files, separator)
+
+
+MODEL, HARDWARE = Known(known.models, files=True), Known(known.hardware, files=True)
+FILE = click.Path(path_type=Path)
+
+
 class ScenarioOption(click.Option):
     """An option of a scenario: a file of defaults gives them to all commands at once."""
 
@@ -71,28 +102,28 @@ def option(*flags: str, **settings: Any) -> Callable[[F], F]:
 
 COUNT = Count()
 OPTIONS = [
-    option("--model", metavar="NAME|DIR|FILE", help="Target: a preset (specsim models list) or a config.json."),
-    option("--draft", metavar="NAME|DIR|FILE", help="Draft model; default: the target's public draft."),
-    option("--hardware", metavar="NAME|FILE", help="Hardware profile (specsim hardware list)."),
-    option("--engine", metavar="sglang|vllm", help="Serving engine; default sglang."),
-    option("--tp", type=COUNT, help="Tensor-parallel ranks; default: the box's GPUs."),
-    option("--ep", type=COUNT, help="Expert-parallel groups; default 1."),
-    option("--dp-attention", type=DpAttention(), help="Attention groups (data-parallel attention)."),
-    option("--batch", type=COUNT, help="Sequences decoded together; default 1."),
-    option("--context", type=COUNT, help="Cached tokens of each sequence; default 2048."),
-    option("--method", metavar="METHOD", help="eagle3, eagle, mtp, draft-model, dflash, dspark, ngram or none."),
-    option("--draft-tokens", type=COUNT, help="Rows a sequence verifies each cycle, root included."),
-    option("--num-steps", type=COUNT, help="Depth of drafting; a chain has draft tokens - 1."),
-    option("--topk", type=COUNT, help="Branching of drafting; default 1, a chain."),
-    option("--accept-rate", type=float, metavar="A", help="Probability that a drafted token is accepted."),
-    option("--accept-length", type=float, metavar="L", help="Mean tokens a cycle, the bonus token included."),
-    option("--accept-per-position", type=Rates(), help="Conditional accept rates by position."),
-    option("--accept-profile", metavar="NAME", help="A published drafter on a domain; no default."),
-    option("--routing", metavar="uniform|zipf:S|FILE", help="Expert popularity."),
-    option("--eager", multiple=True, metavar="PHASE", help="Run decode, draft, verify or extend without CUDA graph."),
+    option("--model", type=MODEL, metavar="NAME|DIR|FILE", help="Target: a preset (specsim models list) or a config.json; default Kimi-K2.5."),
+    option("--draft", type=MODEL, metavar="NAME|DIR|FILE", help="Draft model; default: the target's public draft."),
+    option("--hardware", type=HARDWARE, metavar="NAME|FILE", help="Hardware profile (specsim hardware list); default 8x-pcie-field."),
+    option("--engine", type=Known(lambda: known.ENGINES), metavar="sglang|vllm", help="Serving engine; default sglang."),
+    option("--tp", type=COUNT, metavar="RANKS", help="Tensor-parallel ranks; default: the box's GPUs."),
+    option("--ep", type=COUNT, metavar="GROUPS", help="Expert-parallel groups; default 1."),
+    option("--dp-attention", type=DpAttention(), metavar="GROUPS|on", help="Groups of data-parallel attention; on: one a rank; default 1."),
+    option("--batch", type=COUNT, metavar="SEQUENCES", help="Sequences decoded together; default 1."),
+    option("--context", type=COUNT, metavar="TOKENS", help="Cached tokens of each sequence; default 2048 (8k is 8 x 1024)."),
+    option("--method", type=Known(lambda: known.METHODS), metavar="METHOD", help="eagle3, eagle, mtp, draft-model, dflash, dspark, ngram or none; default: the draft's own."),
+    option("--draft-tokens", type=COUNT, metavar="ROWS", help="Rows a sequence verifies each cycle, root included; default 3."),
+    option("--num-steps", type=COUNT, metavar="STEPS", help="Depth of drafting; default, a chain: draft tokens - 1."),
+    option("--topk", type=COUNT, metavar="BRANCHES", help="Branching of drafting; default 1, a chain."),
+    option("--accept-rate", type=float, metavar="A", help="Probability, 0 to 1, that a drafted token is accepted; no default."),
+    option("--accept-length", type=float, metavar="L", help="Mean tokens a cycle, the bonus token included; no default."),
+    option("--accept-per-position", type=Rates(), metavar="A1,A2,...", help="Conditional accept rates, 0 to 1, by position; no default."),
+    option("--accept-profile", type=Known(known.acceptances), metavar="NAME", help="A published drafter on a domain, such as kimi-k2.5-eagle3/gsm8k; no default."),
+    option("--routing", type=Known(lambda: known.ROUTINGS, files=True), metavar="uniform|zipf:S|FILE", help="Expert popularity; default uniform."),
+    option("--eager", type=Known(lambda: known.PHASES), multiple=True, metavar="PHASE", help="Run decode, draft, verify or extend without CUDA graph; repeatable."),
     option("--sglang-args", metavar="LINE", help="Read all of this from an SGLang launch line instead."),
     option("--vllm-args", metavar="LINE", help="Read all of this from a vLLM launch line instead."),
-]
+]  # fmt: skip
 
 
 def names() -> list[str]:

@@ -71,9 +71,12 @@ def command(as_json: bool, **options: Any) -> None:
 
     \b
     Examples:
-      specsim simulate --model Llama-3.1-8B --hardware 1x-h200 --method none --concurrency 32 --input-tokens 4096
-      specsim simulate --hardware 8x-rtx-pro-6000 --accept-rate 0.6 --rate 0.5 --input-tokens 2000 --output-tokens 500
-      specsim simulate --accept-length 1.8 --trace azure.csv --ttft-ms 1000 --tpot-ms 30 --plot timeline.png
+      specsim simulate --model Llama-3.1-8B --hardware 1x-h200 --method none \\
+        --concurrency 32 --input-tokens 4096
+      specsim simulate --hardware 8x-rtx-pro-6000 --accept-rate 0.6 --rate 0.5 \\
+        --input-tokens 2000 --output-tokens 500
+      specsim simulate --accept-length 1.8 --trace azure.csv --ttft-ms 1000 \\
+        --tpot-ms 30 --plot timeline.png
     """
     from specsim.prediction import machine_of
     from specsim.simulation import check_rate, simulate

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from specsim.commands.common import Meter, json_option, note, print_json, show
-from specsim.commands.scenario import Count, scenario_of, scenario_options
+from specsim.commands.scenario import FILE, Count, Known, scenario_of, scenario_options
 
 if TYPE_CHECKING:
     from specsim.sweep import Spec
@@ -34,16 +34,16 @@ def lists_of_scenario_options(command: F) -> F:
     for option in getattr(wrapped, "__click_params__", [])[len(own) :]:
         if isinstance(option, click.Option) and option.name and not option.multiple and option.name not in SINGLE:
             TYPES[option.name] = option.type
-            option.type = click.STRING
+            option.type = option.type.several(",") if isinstance(option.type, Known) else click.STRING
             option.metavar = "LIST"
     return wrapped
 
 
 @click.command()
 @lists_of_scenario_options
-@click.option("--out", type=Path, metavar="FILE", help="Write a row a configuration: .csv or .parquet.")
+@click.option("--out", type=FILE, metavar="FILE", help="Write a row a configuration: .csv or .parquet.")
 @click.option("--rows", is_flag=True, help="Show the rows (at most 2,000 configurations) instead of the maps.")
-@click.option("--plot", type=Path, metavar="FILE", help="Draw best draft length and speedup (PNG, SVG or PDF).")
+@click.option("--plot", type=FILE, metavar="FILE", help="Draw best draft length and speedup (PNG, SVG or PDF).")
 @click.option("--jobs", type=int, default=1, metavar="N", help="Processes; -1: one a core; default 1.")
 @click.option("--cluster", metavar="dask://HOST:PORT|ray", help="Run on an existing Dask or Ray cluster instead.")
 @json_option
@@ -58,8 +58,10 @@ def command(
     \b
     Examples:
       specsim sweep --batch 1:64:x2 --draft-tokens 2:8 --accept-rate 0.6
-      specsim sweep --batch 1:256:x2 --context 1k,8k,64k --draft-tokens 2:9 --accept-rate 0.3:0.95:0.05 --out all.csv
-      specsim sweep --model Llama-3.1-8B --hardware 1x-h200,1x-rtx-5090 --batch 1:64:x2 --draft-tokens 2:6 --jobs 2
+      specsim sweep --batch 1:256:x2 --context 1k,8k,64k --draft-tokens 2:9 \\
+        --accept-rate 0.3:0.95:0.05 --out all.csv
+      specsim sweep --model Llama-3.1-8B --hardware 1x-h200,1x-rtx-5090 \\
+        --batch 1:64:x2 --draft-tokens 2:6 --jobs 2
     """
     from specsim.sweep_run import run
 

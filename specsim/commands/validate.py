@@ -13,16 +13,21 @@ from typing import Any
 
 import click
 
-from specsim.commands.common import Percent, json_option, note, print_json, show
+from specsim.commands.common import OneOf, Percent, json_option, note, print_json, show
 from specsim.errors import InputError
 
 EPILOG = """\b
 Examples:
-  specsim validate --url http://127.0.0.1:30000 --batch 1,4,16 --context 1024,8192 -o runs
-  specsim validate --launch --model DIR --draft DIR --method eagle3 --num-steps 3 --tp 2 -o runs
-  specsim validate --scenarios validation/scenarios-1gpu.yaml --time-limit 1500 -o runs
-  specsim validate --url http://127.0.0.1:30000 --rate 2,8,12 --num-requests 400 --input-tokens 1024 -o runs
-  specsim validate --records runs --hardware 1x-h200 --plot runs.png --fail-over 10%
+  specsim validate --url http://127.0.0.1:30000 --batch 1,4,16 \\
+    --context 1024,8192 -o runs
+  specsim validate --launch --model DIR --draft DIR --method eagle3 \\
+    --num-steps 3 --tp 2 -o runs
+  specsim validate --scenarios validation/scenarios-1gpu.yaml \\
+    --time-limit 1500 -o runs
+  specsim validate --url http://127.0.0.1:30000 --rate 2,8,12 \\
+    --num-requests 400 --input-tokens 1024 -o runs
+  specsim validate --records runs --hardware 1x-h200 --plot runs.png \\
+    --fail-over 10%
 """
 
 
@@ -99,7 +104,13 @@ PATH = click.Path(path_type=Path)
 @click.option("--draft", type=PATH, help="Drafter: folder with config.json, or that file; of records too.")
 @click.option("--layers", type=click.IntRange(1, 1024), help="Launch the target with so many of its layers.")
 @click.option("--tp", type=click.IntRange(1, 1024), default=1, show_default=True, help="Tensor-parallel ranks.")
-@click.option("--method", type=click.Choice(["none", "eagle3", "eagle", "mtp", "draft-model", "ngram"]), default="none")
+@click.option(
+    "--method",
+    type=OneOf(["none", "eagle3", "eagle", "mtp", "draft-model", "ngram"]),
+    default="none",
+    show_default=True,
+    help="Drafting of the launched server.",
+)
 @click.option("--num-steps", type=click.IntRange(1, 64), help="Draft steps, as SGLang's --speculative-num-steps.")
 @click.option("--topk", type=click.IntRange(1, 64), default=1, show_default=True, help="Branches a draft step.")
 @click.option("--draft-tokens", type=click.IntRange(2, 512), help="Rows a verify, root included.  [default: steps + 1]")

@@ -24,17 +24,18 @@ from specsim.acceptance import list_profiles as acceptance_profiles
 from specsim.charts import charts_for
 from specsim.commands.scenario import options_of, scenario_options
 from specsim.configs import list_presets, load_preset, parse_model
-from specsim.engines import ENGINES, Engine, load_engine
+from specsim.engines import Engine, load_engine
 from specsim.errors import InputError, did_you_mean
 from specsim.files import as_text
 from specsim.launch_lines import sglang_line, vllm_config, vllm_line
 from specsim.machine import Machine
 from specsim.machine import build as build_machine
 from specsim.models import Model
+from specsim.names import ENGINES, METHODS
 from specsim.prediction import SAMPLES, Prediction, predict
 from specsim.profiles import Profile, list_profiles, load_shipped, parse_profile
 from specsim.quantities import Quantity
-from specsim.scenarios import LIMITS, METHODS, Scenario, build
+from specsim.scenarios import LIMITS, Scenario, build
 
 KINDS = ("model", "draft", "hardware")
 FILE_BYTES = 2**20  # of a dropped file

@@ -1,0 +1,331 @@
+"""The command line as a whole: wrong lines, odd streams, completion, and the examples of every --help."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from test_diagnose import log
+from test_importers import HEAD, ROWS
+
+from specsim.cli import COMMANDS, group, main
+
+ROOT = Path(__file__).resolve().parent.parent
+VALIDATION = ROOT / "validation"
+
+
+def specsim(*line: str, **settings: object) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own."""
+    command = [sys.executable, "-m", "specsim", *line]
+    return subprocess.run(command, capture_output=True, text=True, check=False, **settings)  # type: ignore[call-overload,no-any-return]
+
+
+def walk(command: click.Command, path: str, context: click.Context) -> Iterator[tuple[str, click.Command]]:
+    yield path, command
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            found = command.get_command(context, name)
+            assert found is not None
+            yield from walk(found, f"{path} {name}", context)
+
+
+TREE = dict(walk(group, "specsim", click.Context(group, info_name="specsim")))
+
+# --- wrong lines ------------------------------------------------------------------------------------------------------
+
+# What was typed, and what the one line of the answer says: what is wrong and the mend.
+WRONG = {
+    "predikt": "did you mean 'predict'",
+    "hardware lst": "did you mean 'list'",
+    "models shw": "did you mean 'show'",
+    "hardware": "one of diff, import, list, show",
+    "predict --bach 3": "Did you mean '--batch'",
+    "predict --batch": "requires an argument",
+    "predict --batch x": "'x' is not a whole number; for example 2048 or 8k",
+    "predict --batch 1.5": "'1.5' is not a whole number",
+    "predict --batch 0": "--batch: 0 is out of range; give 1 to",
+    "predict --context -5": "--context: -5 is out of range; give 0 to",
+    "predict --accept-rate 60": "--accept-rate: 60 is not in [0, 1]",
+    "predict --accept-rate x": "'x' is not a valid float",
+    "predict --accept-length 9": "--accept-length: 9.0 is not in [1, 3]",
+    "predict --accept-rate .5 --accept-length 2": "acceptance is stated twice; give one of them",
+    "predict --accept-per-position a,b": "for example 0.7,0.6,0.5",
+    "predict --accept-profile kimi-k2.5-eagle3/gsm": "did you mean 'kimi-k2.5-eagle3/gsm8k'",
+    "predict --model Kimi-K25": "did you mean 'Kimi-K2.5'",
+    "predict --model nowhere/config.json": "nowhere/config.json: no such file",
+    "predict --draft kimi-k2.5-eagle": "did you mean 'kimi-k2.5-eagle3'",
+    "predict --hardware 8x-h10": "did you mean '8x-h100'",
+    "predict --hardware nowhere.yaml": "nowhere.yaml: no such hardware profile",
+    "predict --engine sglan": "did you mean 'sglang'",
+    "predict --method eagel3": "did you mean 'eagle3'",
+    "predict --eager verfy": "did you mean 'verify'",
+    "predict --routing unifrom": "did you mean 'uniform'",
+    "predict --routing zipf:x": "for example zipf:0.8",
+    "predict --tp 3": "--tp: tp 3 does not divide 64 attention heads",
+    "predict --tp 16": "tp up to 8, or another --hardware",
+    "predict --dp-attention maybe": "neither a number nor 'on'",
+    "predict --topk 4": "give --num-steps beside --topk",
+    "predict --draft-tokens 1": "--draft-tokens: 1 is out of range; give 2 to 512",
+    "predict --sglang-args ''": "--sglang-args: is empty",
+    "predict --sglang-args '--tp x'": "'x' is not a whole number",
+    "predict --sglang-args --foo --vllm-args --bar": "two launch lines; give one of them",
+    "predict extra": "unexpected extra argument",
+    "sweep --batch 1:2:3:4": "give a list or a range",
+    "sweep --batch 5:1": "give the smaller end first",
+    "sweep --out rows.txt": "name the file results.csv or results.parquet",
+    "sweep --jobs 0": "give 1 or more, or -1",
+    "sweep --cluster nowhere": "give dask://HOST:PORT or ray",
+    "plan": "give --rate, or --trace",
+    "plan --rate 0": "give a rate above 0",
+    "plan --rate 1 --batch 3": "--batch: the load and --draft-tokens set it; leave it out",
+    "plan --rate 1 --ttft-ms -1": "give milliseconds above 0",
+    "simulate": "give --rate, --concurrency or --trace",
+    "simulate --concurrency 0": "--concurrency: 0 is out of range",
+    "simulate --rate 1 --trace t.csv": "leave --rate out",
+    "diagnose": "give --decode-ms and --verify-ms, or a log",
+    "diagnose nowhere.log": "nowhere.log: no such file",
+    "diagnose --decode-ms 0": "--decode-ms: 0 is out of range",
+    "diagnose --decode-ms 12 --verify-ms 29 --result grap-flag=yes": "did you mean 'graph-flag'",
+    "diagnose --decode-ms 12 --decode-at x": "for example",
+    "observe": "give a log, a benchmark file",
+    "observe nowhere": "nowhere: no such file",
+    "validate": "give one of --url, --launch, --scenarios and --records",
+    "validate --records nowhere": "give a folder of records",
+    "validate --method eagel3 --launch": "did you mean 'eagle3'",
+    "fit": "missing option '--records'",
+    "fit --records nowhere": "give a folder of records",
+    "fit --records {validation} --terms draft_stp": "did you mean 'draft_step'",
+    "fit --records {validation} --engine sglng": "did you mean 'sglang'",
+    "hardware show": "missing argument 'NAME'",
+    "hardware import nowhere": "nowhere: no such file",
+    "models show Lama-3.1-8B": "did you mean 'Llama-3.1-8B'",
+    "completion bsh": "did you mean 'bash'",
+    "calibrate --gpus 0": "0 is not in the range",
+    "serve --port 99999999": "is not in the range",
+    "report -o x.html --from nowhere.json": "nowhere.json: no such",
+    "--config nowhere.yaml predict": "nowhere.yaml: no such file of defaults",
+    "--confg x predict": "'--config'",
+}
+
+
+@pytest.mark.parametrize("line", WRONG)
+def test_a_wrong_line_is_answered_with_one_line_and_its_mend(
+    line: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stop:
+        main(shlex.split(line.format(validation=VALIDATION)))
+    out, err = capsys.readouterr()
+    assert (stop.value.code, out) == (2, ""), err
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert WRONG[line] in err
+    assert not list(tmp_path.iterdir()), "nothing is left behind"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "sweep --batch 1 --out {missing}/x.csv",
+        "observe {log} -o {file}/x",
+        "simulate --concurrency 1 --method none --num-requests 1 --requests-out {file}/x.csv",
+    ],
+)
+def test_output_that_cannot_be_written_is_one_line(line: str, tmp_path: Path) -> None:
+    """A file where a folder should be stands for a folder that may not be written: tests may run as root."""
+    (tmp_path / "file").touch()
+    (tmp_path / "server.log").write_text(log(graph=True))
+    places = {
+        "missing": tmp_path / "missing",
+        "file": tmp_path / "file",
+        "log": tmp_path / "server.log",
+        "validation": VALIDATION,
+    }
+    done = specsim(*shlex.split(line.format(**places)))
+    assert done.returncode in (1, 2)
+    assert "Traceback" not in done.stderr
+    assert [text for text in done.stderr.splitlines() if text.startswith("error: ")] == done.stderr.splitlines()[-1:]
+
+
+# --- streams ------------------------------------------------------------------------------------------------------------
+
+
+def test_streams_of_every_kind(tmp_path: Path) -> None:
+    """A reader that closes early is no error, a closed or full output is one line, and no name breaks an ASCII locale."""
+    shell = "{python} -m specsim predict --explain | head -1; echo ${{PIPESTATUS[0]}}; {python} -m specsim predict >&-; echo $?"
+    bash = subprocess.run(
+        ["bash", "-c", shell.format(python=sys.executable)], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    assert bash.stdout.splitlines()[1:] == ["0", "1"]
+    assert bash.stderr == "error: standard output is closed\n"
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "specsim", "models", "list"], stdout=full, stderr=subprocess.PIPE, check=False
+        )
+    assert (done.returncode, done.stderr) == (1, b"error: the output cannot be written: No space left on device\n")
+    (tmp_path / "Modell µ×").mkdir()
+    shutil.copy(ROOT / "specsim" / "presets" / "Qwen3-8B.json", tmp_path / "Modell µ×" / "config.json")
+    bare = {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PATH": os.environ["PATH"]}  # and no HOME
+    done = specsim("models", "show", "Modell µ×", cwd=tmp_path, env=bare)
+    assert done.returncode == 0, done.stderr
+    assert "Modell \\xb5\\xd7" in done.stdout
+
+
+def test_windows_line_ends_are_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for source, name in (("hardware/8x-h100.yaml", "box.yaml"), ("specsim/presets/Qwen3-8B.json", "model.json")):
+        Path(name).write_bytes((ROOT / source).read_bytes().replace(b"\n", b"\r\n"))
+    Path("specsim.yaml").write_bytes(b"scenario:\r\n  tp: 4\r\n")
+    with pytest.raises(SystemExit) as stop:
+        main(["predict", "--hardware", "box.yaml", "--model", "model.json"])
+    assert not stop.value.code
+    assert capsys.readouterr().out.startswith("model on 8x-h100, sglang 0.5.16, TP 4")
+
+
+# --- completion -----------------------------------------------------------------------------------------------------------
+
+
+def completed(line: str) -> list[str]:
+    """What a shell offers after the line, whose last word is being typed."""
+    words = line.split(" ")
+    asked = {"COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1), "_SPECSIM_COMPLETE": "bash_complete"}
+    done = specsim(env={**os.environ, **asked})
+    assert done.stderr == ""
+    return [entry.partition(",")[2] for entry in done.stdout.splitlines()]
+
+
+def test_a_shell_completes_commands_options_and_names() -> None:
+    assert completed("specsim pred") == ["predict"]
+    assert completed("specsim hardware sh") == ["show"]
+    assert completed("specsim predict --accept-pr") == ["--accept-profile"]
+    assert completed("specsim predict --model kimi-k2.5-eagle3-") == ["kimi-k2.5-eagle3-mla"]
+    assert completed("specsim sweep --hardware 8x-h100,1x-rtx-5") == ["8x-h100,1x-rtx-5090"]
+    assert completed("specsim predict --method dr") == ["draft-model"]
+    assert completed("specsim predict --accept-profile kimi-k2.5-eagle3/h") == ["kimi-k2.5-eagle3/humaneval"]
+    assert completed("specsim models show gpt-oss-20b-") == ["gpt-oss-20b-eagle3"]
+    assert completed("specsim nonsense --x") == []
+
+
+def test_completion_loads_nothing_heavy() -> None:
+    """It answers at every key: click, a list of files, and no numpy, pydantic or the like."""
+    script = """
+import os, sys
+os.environ |= {"COMP_WORDS": "specsim predict --model K", "COMP_CWORD": "3", "_SPECSIM_COMPLETE": "bash_complete"}
+from specsim.cli import main
+try:
+    main([])
+except SystemExit:
+    pass
+print({"numpy", "pydantic", "yaml", "scipy", "matplotlib"} & set(sys.modules), file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "set()"
+
+
+@pytest.mark.skipif(not shutil.which("bash"), reason="there is no bash here")
+def test_the_script_works_in_bash(tmp_path: Path) -> None:
+    script = tmp_path / "completion.bash"
+    script.write_text(specsim("completion", "bash").stdout)
+    (tmp_path / "specsim").write_text(f'#!/bin/sh\nexec {sys.executable} -m specsim "$@"\n')
+    (tmp_path / "specsim").chmod(0o755)
+    typed = 'COMP_WORDS=(specsim predict --hardware 8x-l); COMP_CWORD=3; _specsim_completion specsim; echo "${COMPREPLY[@]}"'
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["bash", "-c", f"source {script}; {typed}"], capture_output=True, text=True, check=False, env=environment
+    )
+    assert done.stdout.split()[-1:] == ["8x-l40s"], done.stderr
+
+
+# --- help -----------------------------------------------------------------------------------------------------------------
+
+
+def examples(command: click.Command) -> list[str]:
+    """The commands that a --help shows."""
+    text = re.sub(r"\\\n\s*", "", f"{command.help or ''}\n{command.epilog or ''}")
+    found = re.findall(r"^\s*(?:Examples?:\s+)?(specsim .*)$", text, re.MULTILINE)
+    return [line.strip() for line in found]
+
+
+@pytest.mark.parametrize("path", TREE)
+def test_every_help_has_an_example_and_fits_80_columns(path: str) -> None:
+    command = TREE[path]
+    assert examples(command), "no example"
+    context = click.Context(command, info_name=path, terminal_width=80, max_content_width=100)
+    lines = command.get_help(context).splitlines()
+    assert max(map(len, lines)) <= 80, [line for line in lines if len(line) > 80]
+    for option in command.params:
+        if isinstance(option, click.Option):
+            assert option.help, option.name
+
+
+# Examples that need what a test has not: a GPU, a server, a browser, a package of measurements.
+NOT_RUN = ("calibrate", "doctor", "serve", "validate --url", "validate --launch", "validate --scenarios", "observe http", "hardware import aiconfigurator")  # fmt: skip
+CHEAPER = {
+    "1:256:x2": "1:4:x2",
+    "--jobs 2": "--jobs 1",
+    "--leave-one-out": "",
+    "--simulate": "",
+    "llama8b-*": "llama8b-base",
+}
+RUN = [
+    line
+    for command in TREE.values()
+    for line in examples(command)
+    if not line.removeprefix("specsim ").startswith(NOT_RUN)
+]
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the files that the examples name."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("server.log", "baseline.log", "speculative.log"):
+        Path(name).write_text(log(graph=True))
+    Path("bench.jsonl").write_text('{"backend": "sglang", "max_concurrency": 1, "completed": 8, "output_throughput": 80.0, "mean_tpot_ms": 12.1, "random_input_len": 1024}\n')  # fmt: skip
+    event = {"name": "nvjet", "cat": "kernel", "ph": "X", "ts": 1, "dur": 5, "args": {"stream": 7}}
+    with gzip.open("TP-0.trace.json.gz", "wt") as file:
+        file.write(str({"traceEvents": [{**event, "ts": 10 * i} for i in range(50)]}).replace("'", '"'))
+    for folder in ("runs", "validation"):
+        Path(folder).mkdir()
+        for name in ("llama8b-base", "llama8b-e3-s3"):
+            record = json.loads((VALIDATION / f"{name}.json").read_text())
+            Path(folder, f"{name}.json").write_text(json.dumps({**record, "samples": []}))
+    Path("azure.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(f"2023-11-16 18:17:{s:02}.0,{300 + s},40\n" for s in range(0, 60, 5)))  # fmt: skip
+    Path("all_reduce.txt").write_text(HEAD.format(graph=1) + ROWS)
+    for name in ("monday.yaml", "friday.yaml"):
+        shutil.copy(ROOT / "hardware" / "1x-h200.yaml", name)
+    Path("path/to").mkdir(parents=True)
+    shutil.copy(ROOT / "specsim" / "presets" / "Qwen3-8B.json", "path/to/config.json")
+    return tmp_path
+
+
+@pytest.mark.parametrize("line", sorted({line.split(">")[0].strip() for line in RUN}))
+def test_every_example_of_a_help_runs(line: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for costly, cheap in CHEAPER.items():
+        line = line.replace(costly, cheap)
+    if "sweep.json" in line:
+        with contextlib.suppress(SystemExit):
+            main(["sweep", "--batch", "1,2", "--draft-tokens", "2:3", "--accept-rate", "0.5", "--json"])
+        Path("sweep.json").write_text(capsys.readouterr().out)
+    with pytest.raises(SystemExit) as stop:
+        main(shlex.split(line)[1:])
+    out, err = capsys.readouterr()
+    assert not stop.value.code, err
+    assert out or any(path.stat().st_mtime for path in place.iterdir())
+
+
+def test_every_command_stands_in_the_help() -> None:
+    assert set(COMMANDS) <= {path.split()[1] for path in TREE if " " in path}
