@@ -12,7 +12,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from specsim.commands.common import Group
+from specsim.commands.common import Group, usage
 
 # name -> one line of help. Each lives in specsim/commands/<name>.py as `command`, imported only when it runs.
 COMMANDS = {
@@ -104,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.stdout.flush()  # a full disk or a closed pipe shows here, not when the interpreter ends
         sys.exit(code if isinstance(code, int) else 0)
     except click.ClickException as error:
-        _fail(error, _usage(error), 2, debug)
+        _fail(error, usage(error), 2, debug)
     except (click.Abort, KeyboardInterrupt):
         sys.stderr.write("interrupted\n")
         sys.exit(130)
@@ -139,19 +139,6 @@ def _prepare_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
-
-
-def _usage(error: click.ClickException) -> str:
-    """click's message with the command it is about, as one line."""
-    said = " ".join(error.format_message().split())
-    context = getattr(error, "ctx", None)
-    if context is None:
-        return f"{said.rstrip('.')}; --help lists the options"
-    if type(error).__name__ == "NoArgsIsHelpError":
-        return f"{context.command_path}: no command; one of {', '.join(context.command.list_commands(context))}"
-    said = said.replace(".  (Did", " (Did").replace("'. (Did", "' (Did")
-    mend = "" if "id you mean" in said else f"; {context.command_path} --help lists the options"
-    return f"{context.command_path}: {said[:1].lower()}{said[1:].rstrip('.') if mend else said[1:]}{mend}"
 
 
 def _fail(error: BaseException, message: str, code: int, debug: bool) -> None:

@@ -102,6 +102,7 @@ def test_the_document_is_that_of_the_command_line(options, capsys):
 @settings(max_examples=60, deadline=None)
 @given(options=REQUESTS)
 def test_any_options_give_the_document_or_the_error_of_the_command_line(options):
+    options = {name: options[name] for name in NAMES if name in options}  # the first of several faults is told
     words = [f"--{name}={one}" for name, value in options.items() for one in (value if name == "eager" else [value])]
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as stop:
@@ -605,7 +606,7 @@ def test_another_address_makes_a_token():
         (["--host", "192.0.2.1", "--port", "0"], 2, "error: --host: '192.0.2.1': "),
         (["--host", "no.such.host.invalid", "--port", "0"], 2, "error: --host: 'no.such.host.invalid': "),
         (["--token", "short", "--port", "0"], 2, "error: --token: is not 16 to 128 letters, digits, - or _; "),
-        (["--port", "70000"], 2, "error: Invalid value for '--port'"),
+        (["--port", "70000"], 2, "error: --port: 70000 is not in the range"),
     ],
 )
 def test_what_cannot_be_served_is_one_line(arguments, code, said, capsys):

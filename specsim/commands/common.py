@@ -62,6 +62,22 @@ class Group(click.Group):
         return super().resolve_command(ctx, args)
 
 
+def usage(error: click.ClickException) -> str:
+    """What click says about a wrong line, in one line that says what is wrong, where, and the mend."""
+    said = " ".join(error.format_message().split()).rstrip(".")
+    if isinstance(error, click.BadParameter) and not isinstance(error, click.MissingParameter) and error.param:
+        flags = [flag for flag in error.param.opts if flag.startswith("--")]
+        where = flags[0] if flags else error.param.human_readable_name
+        return f"{where}: {' '.join(error.message.split()).rstrip('.')}"
+    context = getattr(error, "ctx", None)
+    if context is None:
+        return f"{said}; --help lists the options"
+    if type(error).__name__ == "NoArgsIsHelpError":
+        return f"{context.command_path}: no command; one of {', '.join(context.command.list_commands(context))}"
+    mend = "" if "Did you mean" in said else f"; {context.command_path} --help lists the options"
+    return f"{context.command_path}: {said[:1].lower()}{said[1:].replace('. (Did', ' (Did')}{mend}"
+
+
 def print_json(document: Any) -> None:
     """Print one JSON document; NaN and infinity are a bug, so they raise. Its warnings name the file that defaults came
     from."""

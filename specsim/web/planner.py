@@ -22,6 +22,7 @@ import click
 from specsim import text
 from specsim.acceptance import list_profiles as acceptance_profiles
 from specsim.charts import charts_for
+from specsim.commands.common import usage
 from specsim.commands.scenario import options_of, scenario_options
 from specsim.configs import list_presets, load_preset, parse_model
 from specsim.engines import Engine, load_engine
@@ -155,7 +156,7 @@ class Planner:
             with _options.make_context("predict", [f"--{name}={value}" for name, value in arguments]) as context:
                 values = context.params
         except click.ClickException as error:
-            raise InputError(error.format_message()) from None
+            raise InputError(usage(error)) from None
         resolved, notes = options_of(values)
         for kind, digest in files.items():
             self._files.move_to_end(digest)
