@@ -18,6 +18,8 @@ from specsim.errors import InputError
 
 RANK_MARKS = re.compile(r"\[\d+(?:,\d+)?\](?:<std\w+>:?)?|^\s*\d+:\s")  # [0], [1,0]<stdout>:, and Slurm's "3: "
 REDUCTIONS = ("sum", "prod", "min", "max", "avg", "mulsum")
+SHORTEST_US, LONGEST_US = 0.01, 1e9  # of a time that can be one
+MOST_RANKS = 1024
 LARGEST = 2**30  # bytes; larger messages tell nothing about decoding
 UNITS = {"B", "elements", "us", "GB/s", "%"}
 PRECISE = 1.0  # GB/s from which algbw is printed with enough digits to check the time by
@@ -59,6 +61,7 @@ class _Table:
     run: Run = field(default_factory=Run)
     columns: list[str] = field(default_factory=list)
     listed: set[int] = field(default_factory=set)
+    counted: int = 0  # ranks, where the document says how many
     bandwidths: list[tuple[float, float]] = field(default_factory=list)  # algbw, busbw
     silent: int = 0  # rows without bus bandwidth, as one rank alone has them
     header: int = 0  # line
@@ -144,7 +147,7 @@ def _row(words: list[str], number: int, place: str, table: _Table) -> Row:
             raise InputError(
                 f"row with {group[3]} wrong results left out", where=place, mend="the link or a GPU is broken"
             )
-        if time is None or time <= 0:
+        if time is None or not SHORTEST_US <= time < LONGEST_US:
             continue
         if algbw is not None and algbw >= PRECISE:
             size = int(words[0])
@@ -197,13 +200,15 @@ def _by_number(words: list[str], place: str) -> list[list[str]]:
 def _finished(table: _Table, where: str, notes: list[str]) -> Run:
     """The run with its ranks settled. Raises InputError for rows of another collective or of one rank alone."""
     run = table.run
-    run.ranks = len(table.listed) or None
+    run.ranks = table.counted or len(table.listed) or None
     alone = not table.bandwidths and table.silent and (run.ranks or 1) == 1
     if not alone:
         _check_collective(run, table.bandwidths, where, notes)
     if alone or run.ranks == 1:
         mend = "give -g N, or build nccl-tests with MPI=1 and start it with mpirun"
         raise InputError("ran on one rank, so that nothing was reduced", where=where, mend=mend)
+    if run.ranks is not None and run.ranks > MOST_RANKS:
+        run.ranks = None  # of a broken file
     return run
 
 
@@ -268,8 +273,7 @@ def _json_table(text: str, where: str, found: Output) -> _Table:
     table = _Table()
     table.run.in_graph = bool(_number(config.get("graph")))
     table.run.gpus_a_process = int(_number(config.get("ngpus")) or 1)
-    each = table.run.gpus_a_process * int(_number(config.get("nthreads")) or 1)
-    table.listed = set(range(len(devices) * each))
+    table.counted = len(devices) * table.run.gpus_a_process * int(_number(config.get("nthreads")) or 1)
     found.device = str(devices[0].get("device_info", "")).strip() if devices else ""
     table.columns = "size count type redop root time algbw busbw #wrong time algbw busbw #wrong".split()  # noqa: SIM905
     for number, result in enumerate(results if isinstance(results, list) else [], 1):

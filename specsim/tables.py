@@ -35,6 +35,17 @@ LEAST_SHARE, MOST_SHARE = 0.3, 1.05  # of the memory bandwidth: less is not a re
 LEAST_UNCERTAINTY = 0.05  # of one table's fit: what other boards of the same GPU differ by
 CURVE_UNCERTAINTY = 0.2  # between hosts, and between a loop and a layer
 OPTIONAL = ("window_size",)  # columns that older tables lack
+NAMES = {
+    "gemm_dtype",
+    "moe_dtype",
+    "kernel_source",
+    "distribution",
+    "kv_cache_dtype",
+    "model_name",
+    "phase",
+    "nccl_dtype",
+    "op_name",
+}
 
 # Bytes of one weight, scales included, by the tables' name of the number format.
 WEIGHT_BYTES = {
@@ -104,7 +115,8 @@ def systems() -> list[str]:
 
 
 def read_table(path: Path, columns: tuple[str, ...]) -> Columns:
-    """Columns of one Parquet table as arrays; a column of OPTIONAL that is not there is all zero.
+    """Columns of one Parquet table as arrays; a column of OPTIONAL that is not there is all zero. Rows without a number
+    where one belongs, or without a time, are left out.
 
     Raises InputError without pyarrow, when the file is damaged or when it lacks another column.
     """
@@ -117,8 +129,25 @@ def read_table(path: Path, columns: tuple[str, ...]) -> Columns:
     for name in absent:
         if name not in OPTIONAL:
             raise InputError(f"has no column {name!r}", where=str(path), mend="the table's layout is not known")
-    result = {c: table.column(c).to_numpy() for c in columns if c not in absent}
-    return result | {c: np.zeros(table.num_rows) for c in absent}
+    result = {c: _values(table.column(c).to_numpy(), c, path) for c in columns if c not in absent}
+    result |= {c: np.zeros(table.num_rows) for c in absent}
+    usable = np.ones(table.num_rows, dtype=bool)
+    for name, values in result.items():
+        if name not in NAMES:
+            usable &= np.isfinite(values) & ((name != "latency") | (values > 0))
+    return {name: values[usable] for name, values in result.items()}
+
+
+def _values(values: Floats, name: str, path: Path) -> Floats:
+    """A column as names or as numbers. Raises InputError for a column of numbers that holds something else."""
+    if name in NAMES:
+        return values.astype(str)
+    try:
+        return values.astype(np.float64)
+    except (TypeError, ValueError):
+        raise InputError(
+            f"column {name!r} is not of numbers", where=str(path), mend="the table's layout is not known"
+        ) from None
 
 
 def _parquet() -> Any:

@@ -218,6 +218,19 @@ def test_a_loop_over_gpu_counts_gives_a_curve_for_each():
     assert "hung or failed" in found.notes[-1]
 
 
+def test_impossible_numbers_are_left_out():
+    """1e-9 and 1e24 us are no times, 1e23 GPUs no number of ranks."""
+    head = "# nThread 1 nGpus 2\n"
+    for time in ("1e-9", "1e24"):
+        with pytest.raises(InputError, match="row without a time"):
+            read_tool(head + f"4096 1024 float sum -1 {time} 0.36 0.62 0\n", "run.txt")
+    huge = {
+        "config": {"ngpus": 1e23, "devices": [{}]},
+        "results": [{"size": 4096, "in_place": {"time": 11.5, "alg_bw": 0.3}}],
+    }
+    assert read_tool(json.dumps(huge), "run.json").runs[0].ranks is None
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -685,3 +698,30 @@ def test_one_rank_that_prints_bandwidths_is_refused_too():
     )
     with pytest.raises(InputError, match="one rank"):
         read_tool(text + rows, "run.txt").curves(SOURCE)
+
+
+def test_rows_without_numbers_are_left_out_and_other_columns_noted(package):
+    """Every third row of the linear layers has no time; times as text of numbers are numbers; as words they are not."""
+    path = package / "gemm" / "sglang" / "0.10.0" / "gemm_perf.parquet"
+    rows = gemm_rows(0.005, 1600)
+    holes = [
+        {**row, "latency": (None, float("nan"), -1.0)[i % 3] if i % 4 == 0 else row["latency"]}
+        for i, row in enumerate(rows)
+    ]
+    write(path, holes)
+    assert import_system("test_gpu", l2_mb=L2 / 1e6).operators["gemm_bf16"].fixed_us == pytest.approx(5, rel=0.02)
+    write(path, [{**row, "latency": str(row["latency"])} for row in rows])
+    assert import_system("test_gpu", l2_mb=L2 / 1e6).operators["gemm_bf16"].fixed_us == pytest.approx(5, rel=0.02)
+    write(path, [{**row, "latency": "fast"} for row in rows])
+    found = import_system("test_gpu", l2_mb=L2 / 1e6)
+    assert found.operators["gemm_bf16"].fixed_us == pytest.approx(9, rel=0.02), "the release before serves"
+    assert any("column 'latency' is not of numbers" in note for note in found.notes)
+
+
+def test_a_system_without_tables_is_told_from_an_unknown_one(package):
+    (package.parent / "bare_gpu").mkdir()
+    (package.parent.parent / "bare_gpu.yaml").write_text(SYSTEM)
+    with pytest.raises(InputError, match="'bare_gpu' is described but has no tables"):
+        import_system("bare_gpu")
+    with pytest.raises(InputError, match="no tables of system 'other'"):
+        import_system("other")
