@@ -48,7 +48,7 @@ def flat(n: int) -> dict[str, float]:
     from specsim.cycle import evaluate
     from specsim.prediction import machine_of
     from specsim.scenarios import build
-    from specsim.sweep import evaluate_many
+    from specsim.sweeps import evaluate_many
 
     rng = np.random.default_rng(0)
     s = build(model="Kimi-K2.5", hardware="8x-h200", draft_tokens=3)
@@ -82,8 +82,8 @@ def flat(n: int) -> dict[str, float]:
 def grid(n: int) -> dict[str, float]:
     """A grid of about n configurations with everything that a sweep keeps."""
     from specsim.scenarios import build
-    from specsim.sweep import Spec
     from specsim.sweep_run import run
+    from specsim.sweeps import Spec
 
     batches, lengths, contexts = 256, 8, 100 if n > 10**7 else 10
     rates = max(1, n // (batches * lengths * contexts))
@@ -105,7 +105,7 @@ def plan_choices() -> dict[str, float]:
     """A plan over 20 choices, once all is imported."""
     from functools import partial
 
-    from specsim.plan import Targets, plan
+    from specsim.plans import Targets, plan
     from specsim.scenarios import build
     from specsim.steady import Requests
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from specsim.diagnose import CLEAR, FAR, Diagnosis, Hypothesis, label
+from specsim.diagnosis import CLEAR, FAR, Diagnosis, Hypothesis, label
 from specsim.evidence import NOTHING
 from specsim.experiments import Appraisal
 from specsim.forward import build as build_pass

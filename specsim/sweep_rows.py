@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.errors import InputError, WorkError
-from specsim.sweep import Block, Spec, Task, blocks
+from specsim.sweeps import Block, Spec, Task, blocks
 
 TEXT = ("model", "draft", "hardware", "engine", "method")
 WHOLE = ("tp", "ep", "dp_attention", "num_steps", "topk", "batch", "context", "draft_tokens")

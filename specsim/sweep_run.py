@@ -19,8 +19,8 @@ from specsim import fanout
 from specsim.errors import InputError, WorkError
 from specsim.files import write_atomically
 from specsim.pages import Shown
-from specsim.sweep import MOST_CASES, Case, Digest, Spec, Task, built, digest, front, shown, tasks_of
 from specsim.sweep_rows import check_target, join_parts, records, write_part
+from specsim.sweeps import MOST_CASES, Case, Digest, Spec, Task, built, digest, front, shown, tasks_of
 
 SCHEMA = "specsim.sweep/1"
 LISTED = 2000  # rows that the JSON document holds at most

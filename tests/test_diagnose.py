@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specsim.cli import main
-from specsim.diagnose import diagnose
+from specsim.diagnosis import diagnose
 from specsim.experiments import appraise, candidates
 from specsim.hypotheses import BY_ID, CHANCES, FAULTS
 from specsim.posterior import posterior

@@ -26,9 +26,9 @@ READING_ORDER = """
     fitting tables derive calibrate
     observe_read observe_checks observe_serving observe_sglang observe_vllm observe_llama
     observe_bench observe_metrics observe_trace observations record_text
-    live kernels server measure streams load setups validate
-    fanout ranges sweep sweep_rows sweep_run sweep_text sweep_plot steady policy plan launch_lines trace_stats
-    hypotheses probes evidence posterior experiments remedies diagnose diagnose_text
+    live kernels server measure streams load setups validation
+    fanout ranges sweeps sweep_rows sweep_run sweep_text sweep_plot steady policy plans launch_lines trace_stats
+    hypotheses probes evidence posterior experiments remedies diagnosis diagnose_text
 """.split()  # noqa: SIM905
 
 ABOVE_ALL = {"__init__", "__main__", "cli"}  # these may import anything

@@ -20,7 +20,7 @@ from specsim.acceptance import chain_length
 from specsim.errors import InputError
 from specsim.launch import read_launch
 from specsim.launch_lines import read_ranges, sglang_adaptive, sglang_line, vllm_config, vllm_line
-from specsim.plan import Choice, Targets, plan
+from specsim.plans import Choice, Targets, plan
 from specsim.policy import _schedules, _smooth, policies, said
 from specsim.prediction import machine_of, predict
 from specsim.scenarios import Scenario, build

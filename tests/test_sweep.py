@@ -16,16 +16,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specsim import fanout, sweep, sweep_rows, sweep_run
+from specsim import fanout, sweep_rows, sweep_run
+from specsim import sweeps as sweep
 from specsim.cycle import evaluate
 from specsim.errors import InputError, SpecsimError, WorkError
 from specsim.memory import memory
 from specsim.prediction import machine_of, predict
 from specsim.ranges import numbers, whole_numbers, words
 from specsim.scenarios import Scenario, build
-from specsim.sweep import Spec, blocks, build_case, evaluate_many, front, tasks_of
 from specsim.sweep_rows import COLUMNS, records
 from specsim.sweep_text import _breakeven
+from specsim.sweeps import Spec, blocks, build_case, evaluate_many, front, tasks_of
 
 
 def make(options: dict[str, object]) -> Scenario:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from builders import heed_interrupts
 
-from specsim import validate
+from specsim import validation as validate
 from specsim.configs import model_from_config
 from specsim.errors import InputError, WorkError
 from specsim.live import ServerError
@@ -23,7 +23,7 @@ from specsim.measure import Plan
 from specsim.records import Record
 from specsim.server import Launched, free_port, refuse_multicast
 from specsim.setups import Setup, load_setups, make_setup, moe_layers, server_env, server_flags
-from specsim.validate import run_list, run_setup
+from specsim.validation import run_list, run_setup
 
 ROOT = Path(__file__).parents[1]
 FAKE = (sys.executable, str(ROOT / "tests" / "fake_server.py"))

@@ -27,7 +27,7 @@ from specsim.live import (
 )
 from specsim.measure import Plan, lengths_for, logged, measure, slope
 from specsim.records import Point, Record
-from specsim.validate import run_url
+from specsim.validation import run_url
 
 PLAN = Plan(min_repeats=2, max_repeats=2, lengths=(4, 8, 16, 24))
 

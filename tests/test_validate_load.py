@@ -18,7 +18,8 @@ from click.testing import CliRunner
 from fake_server import FakeServer
 
 from specsim import load as load_module
-from specsim import load_replay, validate
+from specsim import load_replay
+from specsim import validation as validate
 from specsim.cli import group
 from specsim.errors import InputError, WorkError
 from specsim.live import Client, ServerError, identify
@@ -28,7 +29,7 @@ from specsim.records import LoadRun, Record
 from specsim.setups import load_setups, make_setup, server_flags
 from specsim.simulation_costs import Costs, Server
 from specsim.streams import Stream, send
-from specsim.validate import run_setup, run_url
+from specsim.validation import run_setup, run_url
 from specsim.workload import Lengths, synthetic
 
 ROOT = Path(__file__).parents[1]

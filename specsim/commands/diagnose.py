@@ -10,7 +10,7 @@ from specsim.commands.common import json_option, note, print_json, show
 from specsim.commands.scenario import COUNT, scenario_options, without_defaults
 
 if TYPE_CHECKING:
-    from specsim.diagnose import Diagnosis
+    from specsim.diagnosis import Diagnosis
     from specsim.evidence import Evidence
     from specsim.probes import Observation
     from specsim.records import Record
@@ -89,7 +89,7 @@ def command(sources: tuple[str, ...], as_json: bool, plot_file: str | None, seed
     """  # fmt: skip
     from pathlib import Path
 
-    from specsim.diagnose import diagnose
+    from specsim.diagnosis import diagnose
     from specsim.observations import contradictions, observe
 
     def wanted(name: str) -> bool:
@@ -160,7 +160,7 @@ def _scenario(evidence: Evidence, options: dict[str, Any], files: bool) -> tuple
     from dataclasses import replace
 
     from specsim.commands.scenario import scenario_of
-    from specsim.diagnose import elsewhere
+    from specsim.diagnosis import elsewhere
     from specsim.evidence import launch_options
 
     chosen = {k: v for k, v in options.items() if v is not None and v != ()}

@@ -18,7 +18,7 @@ from specsim.commands.scenario import COUNT, options_of, scenario_of, scenario_o
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from specsim.plan import Choice, Plan
+    from specsim.plans import Choice, Plan
     from specsim.scenarios import Scenario
     from specsim.trace_stats import TraceStats
 
@@ -80,7 +80,7 @@ def command(as_json: bool, **options: Any) -> int:
       specsim plan --model Llama-3.1-8B --hardware 1x-h200 --rate 20 \\
         --ttft-ms 500 --tpot-ms 10 --accept-rate 0.6 --simulate
     """
-    from specsim.plan import Targets, plan
+    from specsim.plans import Targets, plan
     from specsim.steady import Requests
 
     own = {k: options.pop(k) for k in (

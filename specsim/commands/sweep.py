@@ -14,7 +14,7 @@ from specsim.commands.common import Meter, json_option, note, print_json, show
 from specsim.commands.scenario import FILE, Count, Known, scenario_of, scenario_options
 
 if TYPE_CHECKING:
-    from specsim.sweep import Spec
+    from specsim.sweeps import Spec
 
 F = TypeVar("F", bound=Callable[..., Any])
 ACCEPTANCE = {
@@ -106,7 +106,7 @@ def _cluster(options: dict[str, Any], cluster: str | None) -> str | None:
 def spec_of(options: dict[str, Any]) -> Spec:
     """The sweep of a command's options. Raises InputError."""
     from specsim.errors import InputError
-    from specsim.sweep import DRAFTING, MOST_CASES, Spec
+    from specsim.sweeps import DRAFTING, MOST_CASES, Spec
 
     given = {k: v for k, v in options.items() if v is not None and v != ()}
     lists = {k: _values(k, v) for k, v in given.items() if k in TYPES}

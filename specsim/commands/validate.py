@@ -161,7 +161,7 @@ def command(**options: Any) -> int:
 def _measure(mode: str, options: dict[str, Any]) -> int:
     from specsim.measure import QUICK, Plan
     from specsim.setups import load_setups
-    from specsim.validate import check, check_folder, run_list, run_setup, run_url
+    from specsim.validation import check, check_folder, run_list, run_setup, run_url
 
     plan = QUICK if options["quick"] else Plan()
     if options["duration"]:
