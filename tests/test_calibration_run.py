@@ -331,6 +331,31 @@ def test_all_reduce_is_planned_for_any_number_of_gpus(world: int) -> None:
     assert {c.ranks for c in older} <= {2, 4, 6, 8}
 
 
+def test_a_time_limit_keeps_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stage that never ends, on a clock that the polls move: after 100 s the run gives the one result that is on disk."""
+    from specsim.calibration import session
+
+    from specsim.files import write_atomically
+
+    clock = [0.0]
+    monkeypatch.setattr(session.time, "monotonic", lambda: clock[0])
+
+    def endless(stage: Any, setting: Any, event: Any, *, number: int) -> list[str]:
+        result = {"key": "peak.copy.", "status": "done", "measure": "peak", "operator": "copy"}
+        write_atomically(setting.folder / "done" / "peak.copy..json", json.dumps(result))
+        while True:
+            clock[0] += 5.0
+            event("poll", {})
+
+    monkeypatch.setattr(session, "run_stage", endless)
+    plan = session.Plan(tmp_path, 2, cpu=True, only=("peak",), time_limit_s=100.0)
+    outcome = session.run(plan, lambda progress: None, lambda text: None)
+    assert clock[0] == 105.0
+    assert not outcome.interrupted
+    assert len(outcome.results) == 1
+    assert "not all was measured in 100 s" in outcome.troubles[-1]
+
+
 def start_and_wait(folder: Path, cwd: Path) -> subprocess.Popen[str]:
     """A calibration with a few results on disk."""
     process = subprocess.Popen(
