@@ -277,8 +277,8 @@ def cost(
 ) -> Cost:
     """Seconds of a pass.
 
-    In a graph: the operators, the engine's corrections a kernel, row and layer, and one graph launch. Eager:
-    max(GPU time with the gaps between its kernels, kernels x the engine's cost of a launch) + eager all-reduces; `ahead` seconds of launching are hidden
+    In a graph: the operators, the engine's corrections a kernel, row and layer, and one graph launch. Eager: max(GPU
+    time with the gaps between its kernels, kernels x the engine's cost of a launch + calls of all-reduces); `ahead` seconds of launching are hidden
     behind work that the GPU already has.
     """
     features: dict[Feature, Array] = {}
@@ -294,11 +294,13 @@ def cost(
         moved[component] = moved[component] + size if component in moved else size
         source[component] = _weakest(source.get(component), origin)
 
+    calling: Array = np.asarray(0.0)  # seconds that the host spends on all-reduces that it calls itself
     for o in p.operators:
         if o.message is not None:
             message = total(o.message, load, features)
-            time, origin = allreduce_seconds(message, machine, engine, network, graph=graph, gather=o.gather)
+            time, called, origin = allreduce_seconds(message, machine, engine, network, graph=graph, gather=o.gather)
             add("allreduce", o.calls * time, o.calls, o.calls * message, origin)
+            calling = calling + o.calls * called
         else:
             size = total(o.bytes, load, features) if o.bytes else np.asarray(0.0)
             add(o.component, machine.price(o, load, features), o.calls, size, machine.rate(o.rate).source)
@@ -308,9 +310,9 @@ def cost(
         gaps = kernels * term["kernel_gap"]  # fixed times, measured in graphs, already hold the gap between two nodes
         add("launch", gaps + lift(machine.launch["graph_s"], n), 1, np.asarray(0.0), machine.launch_source)
     else:
-        gpu = sum((s for c, s in seconds.items() if c != "allreduce"), np.asarray(0.0))
+        gpu = sum(seconds.values(), np.asarray(0.0))
         gaps = kernels * term["eager_gap"]
-        launches = kernels * lift(machine.launch["kernel_s"], n) * term["eager_factor"]
+        launches = kernels * lift(machine.launch["kernel_s"], n) * term["eager_factor"] + calling
         waits = np.maximum(launches - gpu - gaps - ahead, 0.0)
         add("launch", gaps + waits, kernels, np.asarray(0.0), machine.launch_source)
     if not prefill:  # what grows with rows was seen at up to 256; thousands of prompt rows do not pay it
@@ -323,27 +325,34 @@ def cost(
 
 def allreduce_seconds(
     message: Array, machine: Machine, engine: Engine, network: Network, *, graph: bool, gather: bool = False
-) -> tuple[Array, str]:
-    """Seconds of one all-reduce of `message` bytes, each size served by the implementation that the engine picks, and
-    what its ranks wait for each other."""
-    mode = "graph" if graph else "eager"
+) -> tuple[Array, Array, str]:
+    """(seconds of one all-reduce of `message` bytes on the GPU, seconds that calling it costs the host, origin).
+
+    Each size is served by the implementation that the engine picks. On the GPU it takes as long as in a graph, and what
+    its ranks wait for each other; outside a graph the host pays the eager latency, none cheaper than one collective.
+    """
     n = np.ndim(message)
     options = {**network.options, "disable_custom_all_reduce": True} if gather else network.options
     limits = engine.allreduce_limits(ranks=network.ranks, link=network.link, graph=graph, options=options)
     names = tuple(name for name, _ in limits)
     seconds: Array = np.asarray(0.0)
+    called: Array = np.asarray(0.0)
     origin: str | None = None
     left = np.ones(np.shape(message), dtype=bool)
     for place, (_, limit) in enumerate(limits):
         here = left & (message <= limit)
         left = left & ~here
         if np.any(here):
-            curve = machine.curve(names[place:], network.ranks, mode)
+            curve = machine.curve(names[place:], network.ranks, "graph")
             seconds = seconds + np.where(here, curve.seconds(message), 0.0) * lift(curve.factor, n)
             origin = _weakest(origin, curve.source)
+            if not graph:
+                curve = machine.curve(names[place:], network.ranks, "eager")
+                called = called + np.where(here, curve.seconds(message), 0.0) * lift(curve.factor, n)
+                origin = _weakest(origin, curve.source)
     if not graph:
-        seconds = np.maximum(seconds, lift(machine.launch["collective_s"], n))
-    return np.asarray(seconds + lift(machine.terms["allreduce_skew"], n)), origin or "assumed"
+        called = np.maximum(called, lift(machine.launch["collective_s"], n))
+    return np.asarray(seconds + lift(machine.terms["allreduce_skew"], n)), np.asarray(called), origin or "assumed"
 
 
 _ORIGINS = ("measured", "fitted", "published", "datasheet", "assumed")
