@@ -419,10 +419,10 @@ def test_prefix_caching_prefills_less() -> None:
     s = plain()
     machine = machine_of(s)
     runs_ = [
-        simulate(server_of(s, machine, prefix_rate=rate), synthetic(50, Lengths(4000), Lengths(10), rate=2.0)).metrics
+        simulate(server_of(s, machine, prefix_rate=rate), synthetic(50, Lengths(16000), Lengths(10), rate=2.0)).metrics
         for rate in (0.0, 0.8)
     ]
-    assert runs_[1].counters["prefill_tokens"] == 50 * 800
+    assert runs_[1].counters["prefill_tokens"] == 50 * 3200
     assert runs_[1].latencies["ttft"].mean < runs_[0].latencies["ttft"].mean  # type: ignore[union-attr]
 
 
