@@ -8,6 +8,7 @@ A pass runs in a graph of the padded batch where the engine captured one, and ea
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -36,12 +37,12 @@ class Cycle:
     extend: Cost | None = None
     cycle_host: Array | None = None
 
-    @property
+    @cached_property
     def decode_s(self) -> Array:
         """Seconds of one plain decode step, the host time that the GPU waits for included."""
         return np.asarray(self.decode.total + self.decode_host)
 
-    @property
+    @cached_property
     def cycle_s(self) -> Array:
         """Seconds of one speculative cycle. Raises ValueError without speculation."""
         if self.verify is None or self.cycle_host is None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,7 +69,7 @@ class Cost:
     bytes: Mapping[str, Array]
     source: Mapping[str, str]
 
-    @property
+    @cached_property
     def total(self) -> Array:
         return np.asarray(sum(self.seconds.values(), np.asarray(0.0)))
 
@@ -305,21 +305,21 @@ def cost(
             size = total(o.bytes, load, features) if o.bytes else np.asarray(0.0)
             add(o.component, machine.price(o, load, features), o.calls, size, machine.rate(o.rate).source)
     kernels = p.kernels
-    term = {name: lift(value, n) for name, value in machine.terms.items()}
+    terms = machine.terms
     if graph:
-        gaps = kernels * term["kernel_gap"]  # fixed times, measured in graphs, already hold the gap between two nodes
+        gaps = kernels * lift(terms["kernel_gap"], n)  # fixed times of graphs already hold the gap between two nodes
         add("launch", gaps + lift(machine.launch["graph_s"], n), 1, np.asarray(0.0), machine.launch_source)
     else:
         gpu = sum(seconds.values(), np.asarray(0.0))
-        gaps = kernels * term["eager_gap"]
-        launches = kernels * lift(machine.launch["kernel_s"], n) * term["eager_factor"] + calling
+        gaps = kernels * lift(terms["eager_gap"], n)
+        launches = kernels * lift(machine.launch["kernel_s"], n) * lift(terms["eager_factor"], n) + calling
         waits = np.maximum(launches - gpu - gaps - ahead, 0.0)
         add("launch", gaps + waits, kernels, np.asarray(0.0), machine.launch_source)
     if not prefill:  # what grows with rows was seen at up to 256; thousands of prompt rows do not pay it
-        add("small_kernels", term["row_layer"] * load.rows * p.layers, 0, np.asarray(0.0), machine.terms_source)
+        add("small_kernels", lift(terms["row_layer"], n) * load.rows * p.layers, 0, np.asarray(0.0), machine.terms_source)
     if verify:
         several = np.asarray(load.tokens > 1, dtype=float)
-        add("attention", term["verify_layer"] * several * p.layers, 0, np.asarray(0.0), machine.terms_source)
+        add("attention", lift(terms["verify_layer"], n) * several * p.layers, 0, np.asarray(0.0), machine.terms_source)
     return Cost(seconds, calls, moved, source)
 
 
@@ -341,8 +341,8 @@ def allreduce_seconds(
     left = np.ones(np.shape(message), dtype=bool)
     for place, (_, limit) in enumerate(limits):
         here = left & (message <= limit)
-        left = left & ~here
-        if np.any(here):
+        left &= ~here
+        if here.any():
             curve = machine.curve(names[place:], network.ranks, "graph")
             seconds = seconds + np.where(here, curve.seconds(message), 0.0) * lift(curve.factor, n)
             origin = _weakest(origin, curve.source)

@@ -107,17 +107,18 @@ def _factor(rng: np.random.Generator, samples: int, spread: float) -> Array:
 
 def total(linear: Linear, load: Load, features: dict[Feature, Array]) -> Array:
     """The value of a linear form of the load's features; `features` caches theirs."""
-    amount: Array = np.asarray(0.0)
+    amount: Array | None = None
     for feature, coefficient in linear.items():
-        if feature not in features:
-            features[feature] = np.asarray(feature.of(load), dtype=np.float64)
-        amount = amount + coefficient * features[feature]
-    return amount
+        worth = features.get(feature)
+        if worth is None:
+            worth = features[feature] = np.asarray(feature.of(load), dtype=np.float64)
+        amount = coefficient * worth if amount is None else amount + coefficient * worth
+    return np.asarray(0.0 if amount is None else amount)
 
 
 def lift(parameter: Array, ndim: int) -> Array:
     """Shape (samples,) to (samples, 1, ..., 1); a scalar stays one."""
-    return parameter.reshape(parameter.shape + (1,) * ndim) if parameter.ndim else parameter
+    return parameter.reshape(parameter.shape + (1,) * ndim) if ndim and parameter.ndim else parameter
 
 
 def nearest_curve(

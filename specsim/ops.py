@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from statistics import NormalDist
 from typing import Any
 
@@ -37,12 +38,12 @@ class Load:
     graph_batch: Array | None = None
     routing: Routing = UNIFORM
 
-    @property
+    @cached_property
     def rows(self) -> Array:
         """Rows computed, padding included."""
         return np.asarray((self.batch if self.graph_batch is None else self.graph_batch) * self.tokens)
 
-    @property
+    @cached_property
     def ndim(self) -> int:
         return np.broadcast(self.batch, self.tokens, self.context).ndim
 

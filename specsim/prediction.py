@@ -185,8 +185,9 @@ def predict(s: Scenario, *, samples: int = SAMPLES, seed: int = 0, machine: Mach
         "cycle_ms": cycle * 1e3,
         "breakeven_length": needed,
     }
-    if reachable:
-        amounts["breakeven_rate"] = _breakeven_rate(s, needed)
+    rates = _rates(s, np.append(needed, [] if gained is None else [gained]))
+    if reachable:  # samples that no rate reaches count as 1
+        amounts["breakeven_rate"] = np.nan_to_num(rates[: needed.size], nan=1.0)
     if gained is not None:
         amounts |= {"spec_tokens_per_s": batch * gained / cycle, "speedup": gained / needed}
     lengths = Acceptance.constant(RATES).length(s.num_steps, s.topk, s.draft_tokens)
@@ -196,7 +197,7 @@ def predict(s: Scenario, *, samples: int = SAMPLES, seed: int = 0, machine: Mach
         scenario=s,
         **dict(zip(amounts, found, strict=False)),
         accept_length=None if gained is None else _six(gained),
-        accept_rate=None if gained is None else _rate(s, gained),
+        accept_rate=None if gained is None or np.isnan(rates[-1]) else _six(rates[-1]),
         reachable=reachable,
         speedup_curve=tuple(zip(RATES.tolist(), found[len(amounts) :], strict=True)),
         parts=tuple(parts),
@@ -210,20 +211,10 @@ def _most(s: Scenario) -> float:
     return float(np.max(np.minimum(s.num_steps, s.draft_tokens - 1))) + 1.0
 
 
-def _rate(s: Scenario, length: float) -> float | None:
-    rate = np.asarray(rate_for_length(length, s.num_steps, s.topk, s.draft_tokens)).reshape(-1)[0]
-    return None if np.isnan(rate) else _six(float(rate))
-
-
-def _breakeven_rate(s: Scenario, needed: Array) -> Array:
-    """The constant accept rate whose length is `needed`; samples that none reaches count as 1."""
-    flat = needed.reshape(-1)
-    rates = np.asarray(
-        rate_for_length(
-            flat, np.broadcast_to(s.num_steps.reshape(-1)[0], flat.shape), s.topk, s.draft_tokens.reshape(-1)[0]
-        )
-    )
-    return np.where(np.isnan(rates), 1.0, rates)
+def _rates(s: Scenario, lengths: Array) -> Array:
+    """The constant accept rates whose lengths these are; nan where none reaches it."""
+    steps, tokens = (np.broadcast_to(x.reshape(-1)[0], lengths.shape) for x in (s.num_steps, s.draft_tokens))
+    return np.asarray(rate_for_length(lengths, steps, s.topk, tokens))
 
 
 def _parts(phase: str, c: Cost) -> list[Part]:

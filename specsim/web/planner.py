@@ -60,6 +60,7 @@ def _options(**values: Any) -> None:
     """The scenario options of the command line."""
 
 
+_CONTEXT = click.Context(_options, info_name="predict")
 NAMES = {option.opts[0].lstrip("-"): option for option in _options.params if isinstance(option, click.Option)}
 
 
@@ -152,11 +153,7 @@ class Planner:
             raise Missing(missing)
         given = [(name, options[name]) for name in NAMES if name in options]  # in the order of the command's help
         arguments = [(name, each) for name, value in given for each in (value if name == "eager" else [value])]
-        try:
-            with _options.make_context("predict", [f"--{name}={value}" for name, value in arguments]) as context:
-                values = context.params
-        except click.ClickException as error:
-            raise InputError(usage(error)) from None
+        values = _read(given)
         resolved, notes = options_of(values)
         for kind, digest in files.items():
             self._files.move_to_end(digest)
@@ -195,6 +192,14 @@ def _checked(request: Any) -> dict[str, Any]:
     if isinstance(options.get("eager"), str):
         options = {**options, "eager": [options["eager"]]}
     return {"options": options, "files": files}
+
+
+def _read(given: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The values of options, read as the command line reads them. Raises InputError."""
+    try:
+        return {str(NAMES[name].name): NAMES[name].process_value(_CONTEXT, value) for name, value in given}
+    except click.ClickException as error:
+        raise InputError(usage(error)) from None
 
 
 def _shipped(kind: str, name: str) -> Model | Profile:
