@@ -6,7 +6,7 @@ RAY ?= ray==2.60.0
 BIN := $(VENV)/bin
 PIP = $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint requirements-ci.txt
 
-.PHONY: predict serve test lint format types docs examples accuracy bench dist clean
+.PHONY: predict serve test lint format types docs examples pictures accuracy bench dist clean
 
 predict: $(VENV)/base.stamp  ## the field case, on any machine
 	$(BIN)/specsim predict --draft-tokens 3 --accept-rate 0.6
@@ -35,6 +35,9 @@ docs: $(VENV)/docs.stamp
 
 examples: $(VENV)/dev.stamp  ## renew the outputs that README.md and docs/ show
 	$(BIN)/python tests/pages.py
+
+pictures: $(VENV)/dev.stamp  ## renew the pictures of docs/; needs Chromium
+	$(BIN)/python tests/pictures.py
 
 accuracy: $(VENV)/base.stamp  ## predictions beside public and recorded measurements
 	$(BIN)/python benchmarks/accuracy.py

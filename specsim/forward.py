@@ -316,7 +316,13 @@ def cost(
         waits = np.maximum(launches - gpu - gaps - ahead, 0.0)
         add("launch", gaps + waits, kernels, np.asarray(0.0), machine.launch_source)
     if not prefill:  # what grows with rows was seen at up to 256; thousands of prompt rows do not pay it
-        add("small_kernels", lift(terms["row_layer"], n) * load.rows * p.layers, 0, np.asarray(0.0), machine.terms_source)
+        add(
+            "small_kernels",
+            lift(terms["row_layer"], n) * load.rows * p.layers,
+            0,
+            np.asarray(0.0),
+            machine.terms_source,
+        )
     if verify:
         several = np.asarray(load.tokens > 1, dtype=float)
         add("attention", lift(terms["verify_layer"], n) * several * p.layers, 0, np.asarray(0.0), machine.terms_source)

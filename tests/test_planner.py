@@ -24,6 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import specsim
+from specsim.charts import charts_for
 from specsim.cli import main
 from specsim.commands.scenario import OPTIONS
 from specsim.commands.serve import guarded
@@ -72,9 +73,15 @@ NAMED = {
 REQUESTS = st.fixed_dictionaries({}, optional={name: st.sampled_from(texts) for name, texts in NAMED.items()})
 
 
+def line_of(options: dict[str, Any]) -> list[str]:
+    """The options of a request as arguments, in the order of the help."""
+    given = {name: options[name] for name in NAMES if name in options}
+    return [f"--{name}={one}" for name, value in given.items() for one in (value if name == "eager" else [value])]
+
+
 def command_line(options: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
     """(standard output, error line) of `predict --json` with the options of a request."""
-    words = [f"--{name}={one}" for name, value in options.items() for one in (value if name == "eager" else [value])]
+    words = line_of(options)
     capsys.readouterr()
     with pytest.raises(SystemExit):
         main(["predict", *words, "--json"])
@@ -102,8 +109,7 @@ def test_the_document_is_that_of_the_command_line(options, capsys):
 @settings(max_examples=60, deadline=None)
 @given(options=REQUESTS)
 def test_any_options_give_the_document_or_the_error_of_the_command_line(options):
-    options = {name: options[name] for name in NAMES if name in options}  # the first of several faults is told
-    words = [f"--{name}={one}" for name, value in options.items() for one in (value if name == "eager" else [value])]
+    words = line_of(options)
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as stop:
         main(["predict", *words, "--json"])
@@ -164,6 +170,56 @@ def test_the_csv_of_a_dropped_model_starts_no_formula():
     kept = planner.add_file("model", "=1+1.json", (PRESETS / "Qwen3-8B.json").read_bytes())
     text = planner.table({"options": {"hardware": "1x-h200", "method": "none"}, "files": {"model": kept["id"]}})
     assert "\nscenario,model,'=1+1\n" in text
+
+
+def test_the_map_of_draft_lengths_is_that_of_the_sweep(capsys):
+    words = ["--batch", "1,2,4,8,16,32,64", "--context", "1k,4k,16k,64k", "--draft-tokens", "2:8", "--json"]
+    for options, key in (
+        ({"accept-rate": "0.7"}, "best"),
+        ({}, "breakeven"),
+        ({"accept-per-position": "0.8,0.5"}, "best"),
+    ):
+        capsys.readouterr()
+        with pytest.raises(SystemExit):
+            main(["sweep", *words, *line_of(options)])
+        expected = next(c for c in charts_for(json.loads(capsys.readouterr().out)) if c.key == key)
+        (found,) = json.loads(PLANNER.around({"options": {**options, "batch": "5", "context": "9"}}))["charts"]
+        assert found["table"] == json.loads(json.dumps(expected.json()["table"]))
+    assert json.loads(PLANNER.around({"options": {"method": "none"}})) == {"charts": []}
+
+
+def test_the_page_opens_with_the_scenario_of_the_command(tmp_path):
+    """Where the command is given paths, they are read once, before any request."""
+    config = tmp_path / "mine" / "config.json"
+    config.parent.mkdir()
+    config.write_text((PRESETS / "Qwen3-8B.json").read_text())
+    planner = Planner()
+    planner.start_with(
+        {
+            "model": str(config.parent),
+            "hardware": "1x-h200",
+            "batch": 8,
+            "accept_per_position": (0.7, 0.5),
+            "eager": ("verify",),
+            "method": "ngram",
+        }
+    )
+    start = planner.choices()["start"]
+    assert start["options"] == {
+        "hardware": "1x-h200",
+        "batch": "8",
+        "accept-per-position": "0.7,0.5",
+        "eager": ["verify"],
+        "method": "ngram",
+    }
+    assert start["files"]["model"]["name"] == "mine"
+    config.unlink()
+    files = {kind: file["id"] for kind, file in start["files"].items()}
+    for i in range(FILES + 1):  # dropped files do not push it out
+        planner.add_file("draft", f"{i}.json", (PRESETS / "qwen3-8b-eagle3.json").read_bytes())
+    assert json.loads(planner.document({"options": start["options"], "files": files}))["scenario"]["model"] == "mine"
+    with pytest.raises(InputError, match="neither uniform nor zipf"):
+        Planner().start_with({"routing": "popularity.txt"})
 
 
 # --- no file is ever opened for a request ---------------------------------------------------------------------------
@@ -366,7 +422,7 @@ def ask(
 
 @pytest.fixture(scope="module")
 def app() -> Any:
-    return guarded("127.0.0.1", None)
+    return guarded(Planner(), "127.0.0.1")
 
 
 def post(
@@ -509,7 +565,7 @@ def test_a_fault_inside_says_nothing_of_itself(capsys):
 
 
 def test_with_a_token_every_request_needs_it():
-    app = guarded("127.0.0.1", TOKEN)
+    app = guarded(Planner(), "127.0.0.1", TOKEN)
     for path in (
         "/",
         "/app.js",
@@ -532,7 +588,7 @@ def test_with_a_token_every_request_needs_it():
 
 def test_other_addresses_are_asked_by_address_or_by_name():
     """No site can make a browser send an address as Host but that of the server itself."""
-    app = guarded("0.0.0.0", TOKEN, ("planner.example",))
+    app = guarded(Planner(), "0.0.0.0", TOKEN, ("planner.example",))
     for host in ("10.1.2.3:8765", "[fe80::1]:8765", socket.gethostname(), "planner.example", "localhost:8765"):
         assert ask(app, path=f"/{TOKEN}/", host=host)[0] == 200
     assert ask(app, path=f"/{TOKEN}/", host="evil.example")[0] == 421

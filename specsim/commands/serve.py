@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from specsim.commands.common import json_option, note, print_json
+from specsim.commands.scenario import scenario_options
 
 if TYPE_CHECKING:
     from specsim.web.guard import Application
+    from specsim.web.planner import Planner
 
 PORT = 8765
 
 
 @click.command()
+@scenario_options
 @click.option("--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, help="0: any that is free.")
 @click.option(
     "--host", metavar="ADDRESS", default="127.0.0.1", help="Another address than this machine's own; needs a token."
@@ -29,17 +32,18 @@ PORT = 8765
 @click.option("--allow-host", multiple=True, metavar="NAME", help="Another name that the page may be asked by.")
 @click.option("--open", "open_page", is_flag=True, help="Open the page in the browser.")
 @json_option
-@click.pass_context
 def command(
-    context: click.Context,
     port: int,
     host: str,
     token: str | None,
     allow_host: tuple[str, ...],
     open_page: bool,
     as_json: bool,
+    **options: Any,
 ) -> None:
     """Serve the planner page: choose model, box and engine, move sliders, see what predict says at once.
+
+    The page opens with the scenario that is given, which may name files of yours.
 
     The page runs on this machine, needs no internet, and asks for the same numbers as `specsim predict`. From elsewhere it
     is best reached through ssh (ssh -L 8765:127.0.0.1:8765 BOX); with --host it serves other machines, to whom its address
@@ -48,6 +52,7 @@ def command(
     \b
     Examples:
       specsim serve --open
+      specsim serve --model Llama-3.1-8B --hardware my-box.yaml
       specsim serve --port 0 --json
       specsim serve --host 0.0.0.0
     """
@@ -62,7 +67,15 @@ def command(
         raise InputError(f"needs {error.name}", where="specsim serve", mend="pip install 'specsim[serve]'") from None
     made = not token and not is_local(host)
     token = _token(token, made)
-    app = guarded(host, token, allow_host, debug=bool((context.obj or {}).get("debug")))
+    run = click.get_current_context().obj or {}
+    defaults = run["defaults"].note() if "defaults" in run else ""
+    from specsim.web.planner import Planner
+
+    planner = Planner(("specsim", *(["--no-config"] if defaults else []), "predict"))
+    planner.start_with(options)
+    app = guarded(planner, host, token, allow_host, debug=bool(run.get("debug")))
+    if defaults:
+        note(defaults)
     listening = listen(host, port)
     address = f"http://{_shown(host)}:{listening.getsockname()[1]}/"
     with_token = f"{address}{token}/" if token else address
@@ -98,15 +111,16 @@ def command(
         note("")  # a line of its own for the shell's prompt, after ^C
 
 
-def guarded(host: str, token: str | None, allow_host: tuple[str, ...] = (), debug: bool = False) -> Application:
+def guarded(
+    planner: Planner, host: str, token: str | None = None, allow_host: tuple[str, ...] = (), debug: bool = False
+) -> Application:
     """The application of the page, as it is served on an address."""
     from specsim.web.app import application
     from specsim.web.guard import LOCAL_NAMES, Guard, is_local
-    from specsim.web.planner import Planner
 
     local = is_local(host)
     names = {*LOCAL_NAMES, *allow_host, *(() if local else (host, socket.gethostname(), socket.getfqdn()))}
-    return Guard(application(Planner()), token=token, names=names, any_address=not local, debug=debug)
+    return Guard(application(planner), token=token, names=names, any_address=not local, debug=debug)
 
 
 def listen(host: str, port: int) -> socket.socket:

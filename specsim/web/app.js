@@ -124,8 +124,36 @@ async function show(found, since) {
   $("notes").replaceChildren(...found.document.warnings.map((note) => element("li", {}, note)));
   $("notes-box").hidden = !found.document.warnings.length;
   remember();
+  survey();
   await showCharts($("charts"), found.charts);
   document.body.dataset.chartsMs = (performance.now() - since).toFixed(1);
+}
+
+// The chart of draft lengths takes longer, so it is asked for when moves pause, and only when it would change.
+let surveying = 0;
+let surveyed = "";
+
+// What the chart depends on: all but batch and context, which are its axes.
+function ground() {
+  const { batch, context, ...rest } = options;
+  return JSON.stringify({ ...request(), options: rest });
+}
+
+function survey() {
+  clearTimeout(surveying);
+  const wanted = ground();
+  if (wanted === surveyed) return;
+  $("around").dataset.state = "old";
+  surveying = setTimeout(async () => {
+    try {
+      const response = await post("around", JSON.parse(wanted));
+      const { charts } = await response.json();
+      if (!response.ok || wanted !== ground()) return;
+      surveyed = wanted;
+      await showCharts($("around"), charts);
+      $("around").dataset.state = "drawn";
+    } catch { /* the next prediction says that there is no server */ }
+  }, 300);
 }
 
 function figures(list) {
@@ -282,7 +310,7 @@ function listen() {
     $(kind).focus();
   }));
   $("controls").addEventListener("submit", (event) => event.preventDefault());
-  $("reset").addEventListener("click", () => { options = {}; files = {}; $("line").value = ""; controls(); changed(); });
+  $("reset").addEventListener("click", () => { restart(); $("line").value = ""; controls(); changed(); });
   document.querySelector(".skip").addEventListener("click", (event) => {
     event.preventDefault(); // the fragment is the state's
     $("details").focus();
@@ -367,11 +395,22 @@ function write() {
   const state = new URLSearchParams();
   for (const [name, value] of Object.entries(options)) for (const each of [value].flat()) state.append(name, each);
   for (const [kind, { id, file }] of Object.entries(files)) state.append(`${kind}-file`, `${id}/${file}`);
-  written = `${state}` ? `#${state}` : "";
-  history.replaceState(null, "", written || location.pathname);
+  history.replaceState(null, "", `#${state}`);
+  written = location.hash;
+}
+
+// The state that the page opens with when its address has none.
+function restart() {
+  options = { ...choices.start.options };
+  files = { ...choices.start.files };
 }
 
 function recall() {
+  written = location.hash;
+  if (!written) {
+    restart();
+    return;
+  }
   options = {};
   const before = files;
   files = {};
@@ -383,7 +422,6 @@ function recall() {
     } else if (name === "eager") options.eager = [...(options.eager ?? []), value];
     else options[name] = value;
   }
-  written = location.hash;
 }
 
 async function copyLink() {

@@ -1,7 +1,8 @@
-"""The planner page as an ASGI application: its files, and a planner behind four addresses.
+"""The planner page as an ASGI application: its files, and a planner behind a few addresses.
 
     GET  choices        models, boxes, engines, methods
     POST predict        a request of `planner`: all that the page shows
+    POST around         the same request: the chart of draft lengths around it
     POST document, csv  the same request: what is downloaded
     POST file/KIND      a dropped file as it is (model, draft or hardware; its name in the header x-name)
 
@@ -69,11 +70,18 @@ def application(planner: Planner) -> Application:
 
         return answered
 
+    slow = asyncio.Semaphore(1)  # maps and large files: one at a time, in a thread beside the predictions
+
     async def choices(request: Request) -> Response:
         return said(json.dumps(planner.choices()).encode())
 
     async def predict(request: Request) -> Response:
         return said(planner.answer(await _json(request)))
+
+    async def around(request: Request) -> Response:
+        body = await _json(request)
+        async with slow:
+            return said(await asyncio.to_thread(planner.around, body))
 
     async def document(request: Request) -> Response:
         return _download(planner.document(await _json(request)), "application/json", "specsim-prediction.json")
@@ -81,12 +89,10 @@ def application(planner: Planner) -> Application:
     async def table(request: Request) -> Response:
         return _download(planner.table(await _json(request)), "text/csv", "specsim-prediction.csv")
 
-    reading = asyncio.Semaphore(1)  # a large file takes a second to read: one at a time, beside the predictions
-
     async def file(request: Request) -> Response:
         raw = await _body(request, FILE_BYTES)
         name = unquote(request.headers.get("x-name", ""))
-        async with reading:
+        async with slow:
             kept = await asyncio.to_thread(planner.add_file, request.path_params["kind"], name, raw)
         return said(json.dumps(kept).encode())
 
@@ -103,7 +109,13 @@ def application(planner: Planner) -> Application:
 
     routes = [Route(address, page(*asset), methods=["GET"]) for address, asset in assets().items()]
     routes.append(Route("/choices", endpoint(choices), methods=["GET"]))
-    for address, answer in (("/predict", predict), ("/document", document), ("/csv", table), ("/file/{kind}", file)):
+    for address, answer in (
+        ("/predict", predict),
+        ("/around", around),
+        ("/document", document),
+        ("/csv", table),
+        ("/file/{kind}", file),
+    ):
         routes.append(Route(address, endpoint(answer), methods=["POST"]))
     return Router(routes, redirect_slashes=False)
 

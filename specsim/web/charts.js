@@ -8,7 +8,6 @@ const EMBED = {
   defaultStyle: false,
   tooltip: { disableDefaultStyle: true, theme: "page" },
 };
-const shown = new Map(); // key -> { shape, view, figure }
 
 // A specification with its data taken out and named, and the data by name.
 function apart(spec) {
@@ -78,8 +77,12 @@ async function draw(kept, chart) {
   kept.shape = key;
 }
 
+const places = new Map(); // element -> the charts that it shows, by key
+
 // Show the charts of an answer. A chart that is still being drawn takes the newest data when it is done.
 function showCharts(into, charts) {
+  if (!places.has(into)) places.set(into, new Map());
+  const shown = places.get(into);
   const keys = charts.map((chart) => chart.key);
   for (const [key, kept] of shown) {
     if (keys.includes(key)) continue;

@@ -13,18 +13,19 @@ import io
 import json
 import shlex
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import click
 
 from specsim import text
 from specsim.acceptance import list_profiles as acceptance_profiles
-from specsim.charts import charts_for
+from specsim.charts import Chart, charts_for
 from specsim.commands.common import usage
 from specsim.commands.scenario import options_of, scenario_options
-from specsim.configs import list_presets, load_preset, parse_model
+from specsim.configs import list_presets, load_model, load_preset, parse_model
 from specsim.engines import Engine, load_engine
 from specsim.errors import InputError, did_you_mean
 from specsim.files import as_text
@@ -34,14 +35,27 @@ from specsim.machine import build as build_machine
 from specsim.models import Model
 from specsim.names import ENGINES, METHODS
 from specsim.prediction import SAMPLES, Prediction, predict
-from specsim.profiles import Profile, list_profiles, load_shipped, parse_profile
+from specsim.profiles import Profile, list_profiles, load_profile, load_shipped, parse_profile
 from specsim.quantities import Quantity
-from specsim.scenarios import LIMITS, Scenario, build
+from specsim.scenarios import Scenario, build
+from specsim.sweep import Spec
+from specsim.sweep_run import run
 
 KINDS = ("model", "draft", "hardware")
 FILE_BYTES = 2**20  # of a dropped file
-FILES, ANSWERS, MACHINES = 32, 256, 32  # kept, the least recently used go first
+FILES, ANSWERS, AROUND, MACHINES = 32, 256, 32, 32  # kept, the least recently used go first
 OPTION_LENGTH, LINE_LENGTH = 2_000, 20_000  # characters of an option, and of a launch line
+BATCHES, CONTEXTS, LENGTHS = (1, 2, 4, 8, 16, 32, 64), (1024, 4096, 16384, 65536), tuple(range(2, 9))  # of `around`
+SWEPT = (
+    "batch",
+    "context",
+    "draft_tokens",
+    "num_steps",
+    "accept_rate",
+    "accept_length",
+    "accept_per_position",
+    "accept_profile",
+)
 LAYER_KINDS = 256  # different layers of a dropped model: each costs time in every prediction
 TREE = 1024  # candidates of a draft tree: larger ones take seconds, and hold up everybody's page
 
@@ -67,10 +81,15 @@ NAMES = {option.opts[0].lstrip("-"): option for option in _options.params if isi
 class Planner:
     """Answers requests. Bounded: it keeps some files, machines and answers, and nothing else between requests."""
 
-    def __init__(self) -> None:
+    def __init__(self, command: Sequence[str] = ("specsim", "predict")) -> None:
+        """command: the words that a page's command begins with."""
+        self.command = tuple(command)
+        self.start: dict[str, Any] = {"options": {}, "files": {}}
+        self._own: dict[str, Model | Profile] = {}  # of the one who serves: never forgotten
         self._files: OrderedDict[str, Model | Profile] = OrderedDict()
         self._machine = lru_cache(MACHINES)(self._build_machine)
         self._answer = lru_cache(ANSWERS)(self._make_answer)
+        self._around = lru_cache(AROUND)(self._make_around)
 
     def choices(self) -> dict[str, Any]:
         """What the page offers to choose from."""
@@ -81,8 +100,29 @@ class Planner:
             "engines": [{"name": name, "version": load_engine(name).version} for name in ENGINES],
             "methods": METHODS,
             "acceptance": acceptance_profiles(),
-            "limits": LIMITS,
+            "start": self.start,
         }
+
+    def start_with(self, values: Mapping[str, Any]) -> None:
+        """Let the page open with scenario options as the command line read them; here names may be paths.
+
+        Raises InputError when they are no scenario that the page can show.
+        """
+        options: dict[str, Any] = {}
+        files: dict[str, Any] = {}
+        for name, option in NAMES.items():
+            value = values.get(str(option.name))
+            if value is None or value == ():
+                continue
+            if name in KINDS and Path(value).exists():
+                read = load_profile(value) if name == "hardware" else load_model(value)
+                digest = hashlib.sha256(repr(read).encode()).hexdigest()[:32]
+                self._own[digest] = read
+                files[name] = {"id": digest, "name": read.name, "file": Path(value).name, "about": _about(read)}
+            else:
+                options[name] = list(value) if name == "eager" else _text(value)
+        self.start = {"options": options, "files": files}
+        self.answer({"options": options, "files": {kind: file["id"] for kind, file in files.items()}})
 
     def add_file(self, kind: str, name: str, raw: bytes) -> dict[str, str]:
         """Read a dropped file and keep it; what it is called from now on, and what was read. Raises InputError."""
@@ -94,22 +134,27 @@ class Planner:
         if kind == "hardware":
             box = parse_profile(as_text(raw, shown, "hardware profile"), shown)
             read = box.model_copy(update={"samples": {}, "environment": {}})  # what no prediction needs
-            about = f"{box.gpus} x {box.gpu.name}, {box.link}"
         else:
             stem = shown.rsplit(".", 1)[0]
             read = parse_model(as_text(raw, shown, "model config"), shown, shown if stem == "config" else stem)
             if len(read.layers) > LAYER_KINDS:
                 raise InputError(f"has {len(read.layers)} different layers", where=shown, mend="use specsim predict")
-            about = f"{read.architecture or 'model'}, {read.total_parameters / 1e9:,.2f} B parameters"
         self._files[digest] = read
         self._files.move_to_end(digest)
         while len(self._files) > FILES:
             self._files.popitem(last=False)
-        return {"id": digest, "name": read.name, "file": shown, "about": about}
+        return {"id": digest, "name": read.name, "file": shown, "about": _about(read)}
 
     def answer(self, request: Any) -> bytes:
         """All that the page shows of a request, as JSON. Raises InputError, with the text of the command line."""
         return self._answer(json.dumps(_checked(request), sort_keys=True))
+
+    def around(self, request: Any) -> bytes:
+        """The chart of draft lengths over batches and contexts, as JSON: the best at the request's acceptance, or what
+        breaks even without one. Raises InputError."""
+        request = _checked(request)
+        options = {name: value for name, value in request["options"].items() if name not in ("batch", "context")}
+        return self._around(json.dumps({**request, "options": options}, sort_keys=True))
 
     def document(self, request: Any) -> str:
         """What `predict --json` prints, to the byte."""
@@ -123,7 +168,7 @@ class Planner:
     def predict(self, request: Any) -> tuple[Prediction, str]:
         """The prediction of a request and the command that makes it. Raises InputError."""
         request = _checked(request)
-        scenario, command = self._scenario(request["options"], request["files"])
+        scenario, command, _ = self._scenario(request["options"], request["files"])
         engine = scenario.engine
         box = request["files"].get("hardware") or scenario.profile.name
         return predict(scenario, machine=self._machine(box, engine)), command
@@ -147,29 +192,66 @@ class Planner:
         }
         return json.dumps(shown, separators=(",", ":"), allow_nan=False).encode()
 
-    def _scenario(self, options: dict[str, Any], files: dict[str, str]) -> tuple[Scenario, str]:
-        missing = [kind for kind, digest in files.items() if digest not in self._files]
-        if missing:
-            raise Missing(missing)
+    def _make_around(self, canonical: str) -> bytes:
+        request = json.loads(canonical)
+        scenario, _, arguments = self._scenario(request["options"], request["files"])
+        charts: list[Chart] = []
+        if scenario.method != "none" and scenario.topk == 1:
+            rates = scenario.acceptance.rates if scenario.acceptance else (None,)
+            spec = Spec(
+                make=lambda axes: build(**{k: v for k, v in arguments.items() if k not in SWEPT}, **axes),
+                batch=BATCHES,
+                context=CONTEXTS,
+                draft_tokens=LENGTHS,
+                kind="" if not scenario.acceptance else "rate" if len(rates) == 1 else "per_position",
+                acceptance=rates if len(rates) == 1 else (rates,),
+            )
+            charts = charts_for(run(spec).json())
+        shown = [chart.json() for chart in charts if chart.key in ("best", "breakeven")][:1]
+        return json.dumps({"charts": shown}, separators=(",", ":"), allow_nan=False).encode()
+
+    def _scenario(self, options: dict[str, Any], files: dict[str, str]) -> tuple[Scenario, str, dict[str, Any]]:
+        """The scenario, the command that predicts it, and the arguments of `build` that made it."""
+        dropped = {kind: self._file(digest) for kind, digest in files.items()}
+        if None in dropped.values():
+            raise Missing([kind for kind, file in dropped.items() if file is None])
         given = [(name, options[name]) for name in NAMES if name in options]  # in the order of the command's help
         arguments = [(name, each) for name, value in given for each in (value if name == "eager" else [value])]
         values = _read(given)
         resolved, notes = options_of(values)
-        for kind, digest in files.items():
-            self._files.move_to_end(digest)
-            resolved[kind] = self._files[digest]
+        resolved.update(dropped)
         for kind in KINDS:
             if isinstance(resolved.get(kind), str):
                 resolved[kind] = _shipped(kind, resolved[kind])
         _check(resolved)
         words = [word for name, value in arguments for word in (f"--{name}", value)]
-        words += [word for kind, digest in files.items() for word in (f"--{kind}", self._files[digest].name)]
-        return build(**resolved).noted(notes), shlex.join(["specsim", "predict", *words])
+        words += [word for kind, file in dropped.items() if file for word in (f"--{kind}", file.name)]
+        return build(**resolved).noted(notes), shlex.join([*self.command, *words]), resolved
+
+    def _file(self, digest: str) -> Model | Profile | None:
+        """A kept file, which counts as used now."""
+        if digest in self._files:
+            self._files.move_to_end(digest)
+        return self._own.get(digest) or self._files.get(digest)
 
     def _build_machine(self, box: str, engine: Engine) -> Machine:
-        found = self._files.get(box) or load_shipped(box)
+        found = self._file(box) or load_shipped(box)
         assert isinstance(found, Profile)
         return build_machine(found, engine, samples=SAMPLES)
+
+
+def _about(read: Model | Profile) -> str:
+    """What a file holds, in a few words."""
+    if isinstance(read, Profile):
+        return f"{read.gpus} x {read.gpu.name}, {read.link}"
+    return f"{read.architecture or 'model'}, {read.total_parameters / 1e9:,.2f} B parameters"
+
+
+def _text(value: Any) -> str:
+    """An option's value as the line has it."""
+    if isinstance(value, tuple):
+        return ",".join(map(repr, value))
+    return "on" if value is True else str(value)
 
 
 def _checked(request: Any) -> dict[str, Any]:
