@@ -23,6 +23,7 @@ from specsim.names import ENGINES, PHASES
 
 METHODS = ("eagle3", "eagle", "mtp", "draft-model", "ngram", "none")
 NO_LIMIT = 2**62  # bytes
+MOST_CAPTURED = 2**17  # sequences or tokens of the largest graph: more than any batch has
 OLDER_CUSTOM = ("custom-v1", "custom")  # the kernel of vLLM and of older SGLang, and what stands in for it
 
 
@@ -98,6 +99,9 @@ class Engine:
     ) -> tuple[int, ...]:
         if any(size < 1 for size in [*(explicit or ()), *([] if max_batch is None else [max_batch]), rows]):
             raise InputError("must be positive", where="captured batch sizes", mend="give sizes of 1 or more")
+        if max_batch is not None and max_batch > MOST_CAPTURED:
+            mend = f"give up to {MOST_CAPTURED:,}"
+            raise InputError(f"{max_batch:,} is out of range", where="captured batch sizes", mend=mend)
         mib = gpu_memory_gb * 1e9 / 2**20
         running = max_running or (self.running_cap_speculative if speculative else None)
         if self.name == "vllm":
@@ -288,7 +292,7 @@ class Engine:
         return found
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=64)
 def _captured(engine: Engine, *settings: Any) -> tuple[int, ...]:
     return engine._captured_batches(*settings)
 

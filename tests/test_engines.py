@@ -121,6 +121,12 @@ class TestCapturedBatches:
     def test_running_limit_is_captured_too(self) -> None:
         assert load_engine("sglang").captured_batches(64, False, 80, 1, max_running=50)[-2:] == (48, 50)
 
+    @pytest.mark.parametrize("engine", ["sglang", "vllm"])
+    def test_a_largest_beyond_any_batch_is_refused(self, engine: str) -> None:
+        """A hundred million sizes would take minutes and gigabytes to list."""
+        with pytest.raises(InputError, match="captured batch sizes: 999,999,999 is out of range; give up to 131,072"):
+            load_engine(engine).captured_batches(999_999_999, True, 80, 1)
+
     def test_vllm_rounds_tokens_to_whole_sequences(self) -> None:
         """Sizes 1, 2, 4, 8, 16 tokens with 4 rows a sequence: 4, 8 and 16 tokens, so 1, 2 and 4 sequences."""
         vllm = load_engine("vllm")

@@ -316,6 +316,7 @@ def test_names_are_those_of_shipped_files_whatever_lies_in_the_working_folder(tr
      {"options": {"json": ""}}, {"options": {"model=x --draft": "a"}}, {"options": {"batch": "1" * 3000}}, {"options": {"eager": ["decode"] * 9}},
      {"options": {"batch": ["1"]}}, {"files": {"model": 3}}, {"files": {"other": "x"}}, {"files": {"model": "x" * 100}},
      {"options": {"topk": "64", "num-steps": "64", "draft-tokens": "512"}}, {"options": {"sglang-args": "x" * 30_000}},
+     {"options": {"sglang-args": "--model-path Qwen/Qwen3-8B --cuda-graph-max-bs 999999999"}},
      {"options": {"batch": "9" * 1900}}, {"options": {"accept-rate": "1e999"}}],
 )  # fmt: skip
 def test_what_is_no_request_is_refused_in_one_line(request_):
@@ -338,6 +339,7 @@ BOMBS = {
     "base 60": ("hardware", b"gpus: " + b"1:" * 100_000 + b"1"),
     "code": ("hardware", b"!!python/object/apply:os.system [ls]"),
     "layers": ("model", json.dumps({"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 10**9}).encode()),
+    "operators": ("hardware", (folder() / "1x-h200.yaml").read_bytes().replace(b"\noperators:\n", b"\noperators:\n" + b"".join(b"  x%d: {fixed_us: 1, bandwidth_gb_s: 1, relative_uncertainty: 0, source: {kind: assumed, reference: none, date: '2026'}}\n" % i for i in range(3000)))),
     "empty": ("model", b""),
     "kind": ("../x", b"{}"),
 }  # fmt: skip

@@ -8,6 +8,7 @@ those of shipped models and boxes; no request makes specsim open a file.
 from __future__ import annotations
 
 import csv
+import dataclasses
 import hashlib
 import io
 import json
@@ -43,8 +44,8 @@ from specsim.sweep_run import run
 
 KINDS = ("model", "draft", "hardware")
 FILE_BYTES = 2**20  # of a dropped file
-FILES, ANSWERS, AROUND, MACHINES = 32, 256, 32, 32  # kept, the least recently used go first
-OPTION_LENGTH, LINE_LENGTH = 2_000, 20_000  # characters of an option, and of a launch line
+FILES, ANSWERS, AROUND, MACHINES = 32, 256, 32, 16  # kept, the least recently used go first
+OPTION_LENGTH, LINE_LENGTH = 2_000, 10_000  # characters of an option, and of a launch line
 BATCHES, CONTEXTS, LENGTHS = (1, 2, 4, 8, 16, 32, 64), (1024, 4096, 16384, 65536), tuple(range(2, 9))  # of `around`
 SWEPT = (
     "batch",
@@ -56,7 +57,7 @@ SWEPT = (
     "accept_per_position",
     "accept_profile",
 )
-LAYER_KINDS = 256  # different layers of a dropped model: each costs time in every prediction
+KEPT = 2**17  # characters of what is kept of a file; shipped ones have a tenth of it
 TREE = 1024  # candidates of a draft tree: larger ones take seconds, and hold up everybody's page
 
 
@@ -116,7 +117,7 @@ class Planner:
                 continue
             if name in KINDS and Path(value).exists():
                 read = load_profile(value) if name == "hardware" else load_model(value)
-                digest = hashlib.sha256(repr(read).encode()).hexdigest()[:32]
+                digest = hashlib.sha256(_content(read).encode()).hexdigest()[:32]
                 self._own[digest] = read
                 files[name] = {"id": digest, "name": read.name, "file": Path(value).name, "about": _about(read)}
             else:
@@ -137,8 +138,10 @@ class Planner:
         else:
             stem = shown.rsplit(".", 1)[0]
             read = parse_model(as_text(raw, shown, "model config"), shown, shown if stem == "config" else stem)
-            if len(read.layers) > LAYER_KINDS:
-                raise InputError(f"has {len(read.layers)} different layers", where=shown, mend="use specsim predict")
+        if len(_content(read)) > KEPT:  # what is read costs memory and time in every prediction
+            raise InputError(
+                "holds too many different layers, operators or curves", where=shown, mend="use specsim predict"
+            )
         self._files[digest] = read
         self._files.move_to_end(digest)
         while len(self._files) > FILES:
@@ -245,6 +248,11 @@ def _about(read: Model | Profile) -> str:
     if isinstance(read, Profile):
         return f"{read.gpus} x {read.gpu.name}, {read.link}"
     return f"{read.architecture or 'model'}, {read.total_parameters / 1e9:,.2f} B parameters"
+
+
+def _content(read: Model | Profile) -> str:
+    """All that was read of a file."""
+    return read.model_dump_json() if isinstance(read, Profile) else repr(dataclasses.astuple(read))
 
 
 def _text(value: Any) -> str:
