@@ -39,7 +39,7 @@ from specsim.prediction import SAMPLES, Prediction, predict
 from specsim.profiles import Profile, list_profiles, load_profile, load_shipped, parse_profile
 from specsim.quantities import Quantity
 from specsim.scenarios import Scenario, build
-from specsim.sweep import Spec
+from specsim.sweeps import Spec
 from specsim.sweep_run import run
 
 KINDS = ("model", "draft", "hardware")
