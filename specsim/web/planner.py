@@ -39,8 +39,8 @@ from specsim.prediction import SAMPLES, Prediction, predict
 from specsim.profiles import Profile, list_profiles, load_profile, load_shipped, parse_profile
 from specsim.quantities import Quantity
 from specsim.scenarios import Scenario, build
-from specsim.sweeps import Spec
 from specsim.sweep_run import run
+from specsim.sweeps import Spec
 
 KINDS = ("model", "draft", "hardware")
 FILE_BYTES = 2**20  # of a dropped file
@@ -298,7 +298,8 @@ def _shipped(kind: str, name: str) -> Model | Profile:
         return load_shipped(name) if kind == "hardware" else load_preset(name)
     except InputError as error:
         what = "its profile's YAML" if kind == "hardware" else "its config.json"
-        raise InputError(f"{error}; or drop {what} on the page", where=f"--{kind}") from None
+        near = error.mend.partition(" (known")[0] if error.mend.startswith("did you mean") else "choose another"
+        raise InputError(error.what, where=f"--{kind}", mend=f"{near}, or drop {what} on the page") from None
 
 
 def _check(options: Mapping[str, Any]) -> None:
