@@ -103,7 +103,11 @@ def command_line(options: dict[str, Any], capsys: pytest.CaptureFixture[str]) ->
 def test_the_document_is_that_of_the_command_line(options, capsys):
     out, _ = command_line(options, capsys)
     assert PLANNER.document({"options": options}) == out
-    assert json.loads(PLANNER.answer({"options": options}))["document"] == json.loads(out)
+    shown, document = json.loads(PLANNER.answer({"options": options})), json.loads(out)
+    assert {key: shown[key] for key in document if key in shown} == {
+        key: document[key] for key in document if key in shown
+    }
+    assert shown["charts"] == json.loads(json.dumps([chart.json() for chart in charts_for(document)]))
 
 
 @settings(max_examples=60, deadline=None)

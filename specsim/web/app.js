@@ -121,8 +121,8 @@ async function show(found, since) {
   Object.entries({ command: found.command, sglang, vllm }).forEach(([id, text]) => { $(id).textContent = text; });
   const rows = found.rows.map(([what, value, unit, interval, origin]) => [what, `${value} ${unit}`.trim(), interval, origin]);
   table($("numbers"), ["", "value", "80 % interval", "origin"], rows, "Every number");
-  $("notes").replaceChildren(...found.document.warnings.map((note) => element("li", {}, note)));
-  $("notes-box").hidden = !found.document.warnings.length;
+  $("notes").replaceChildren(...found.warnings.map((note) => element("li", {}, note)));
+  $("notes-box").hidden = !found.warnings.length;
   remember();
   survey();
   await showCharts($("charts"), found.charts);
@@ -164,11 +164,11 @@ function figures(list) {
 
 // Every control as the state and the answer have it; what the user is typing in stays as it is.
 function controls() {
-  const scenario = answer?.document.scenario ?? {};
+  const scenario = answer?.scenario ?? {};
   const typing = document.activeElement;
   const put = (field, text) => { if (field !== typing || field.tagName === "SELECT" || field.type === "range") field.value = text; };
   const resolved = { "draft-tokens": scenario.draft_tokens, "num-steps": scenario.num_steps, "topk": scenario.topk, "batch": scenario.batch,
-    "context": scenario.context, "tp": scenario.tp, "ep": scenario.ep, "routing": scenario.routing, "accept-rate": answer?.document.accept_rate, "accept-length": answer?.document.accept_length };
+    "context": scenario.context, "tp": scenario.tp, "ep": scenario.ep, "routing": scenario.routing, "accept-rate": answer?.accept_rate, "accept-length": answer?.accept_length };
   if (answer) SLIDERS.tp.stops = range(1, answer.gpus).filter((n) => answer.gpus % n === 0);
   SLIDERS["accept-length"].stops = range(1, Math.max(2, scenario.draft_tokens ?? 3), 0.05);
   for (const row of document.querySelectorAll(".slide")) {
@@ -242,7 +242,7 @@ const pasted = () => Boolean(options[LINES.sglang] ?? options[LINES.vllm]);
 
 function setDraftTokens(text) {
   set("draft-tokens", text);
-  const tree = amountOf(options.topk ?? answer?.document.scenario.topk ?? 1) > 1;
+  const tree = amountOf(options.topk ?? answer?.scenario.topk ?? 1) > 1;
   if (tree) return;
   drop("num-steps");
   // A launch line has its own number of steps: the choice is made for both.
@@ -286,7 +286,7 @@ function listen() {
   });
   $("accept").addEventListener("change", () => {
     const kind = $("accept").value;
-    const known = answer?.document ?? {};
+    const known = answer ?? {};
     const start = { "accept-rate": known.accept_rate ?? 0.6, "accept-length": known.accept_length ?? 2, "accept-profile": fittingProfile(), "accept-per-position": "0.7,0.6,0.5" };
     drop(...ACCEPT);
     if (kind) options[kind] = String(start[kind]);
@@ -337,7 +337,7 @@ function putLine(text) {
 }
 
 function fittingProfile() {
-  const draft = answer?.document.scenario.draft ?? "";
+  const draft = answer?.scenario.draft ?? "";
   return choices.acceptance.find((name) => name.startsWith(`${draft}/`)) ?? choices.acceptance[0];
 }
 

@@ -188,7 +188,7 @@ class Planner:
             "figures": figures(p),
             "rows": text.sourced_rows(p),
             "charts": [chart.json() for chart in charts_for(document)],
-            "document": document,
+            **{key: document[key] for key in ("scenario", "accept_rate", "accept_length", "warnings")},
             "command": command,
             "launch": {**lines, "vllm_config": None if config is None else json.dumps(config)},
             "gpus": p.scenario.profile.gpus,
