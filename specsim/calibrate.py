@@ -16,8 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from specsim.chart_style import BLUE
 from specsim.errors import InputError
 from specsim.ops import operator_seconds
+from specsim.plot_style import MUTED, picture, plain
 from specsim.profiles import AllReduceCurve, Gpu, Launch, OperatorRate, Profile, Source
 from specsim.records import Record
 
@@ -553,30 +555,27 @@ def shapes(model: Any, tp: int) -> dict[str, Any]:
 
 
 def plot(result: Result, path: Path) -> None:
-    """Residuals of each class against bytes, one panel a class. The file's ending chooses the format."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+    """Residuals of each class against bytes, one panel a class. Raises InputError for a suffix that no picture has, and
+    WorkError where the file cannot be written."""
     names = list(result.fits) or ["nothing fitted"]
-    rows = -(-len(names) // 3)
-    figure, axes = plt.subplots(rows, 3, figsize=(12, 3 * rows), squeeze=False, layout="constrained")
     samples = [s for s in result.record.samples if s["status"] == "done" and s.get("rank", 0) == 0]
-    for axis, name in zip(axes.flat, names, strict=False):
-        f = result.fits.get(name)
-        if f is None:
-            axis.set_title(name)
-            continue
-        one_row = name.startswith("attention_")
-        _, nbytes, _ = points(samples, name, lambda s: not one_row or s["params"]["queries"] == 1)  # noqa: B023
-        axis.axhline(0, color="0.6", linewidth=0.8)
-        axis.scatter(nbytes / 1e6, 100 * f.residuals, s=14)
-        axis.set_xscale("log")
-        axis.set_title(f"{name}: {f.fixed_s * 1e6:.2f} us + bytes / {f.bytes_per_s / 1e9:.0f} GB/s", fontsize=9)
-        axis.set_xlabel("MB")
-        axis.set_ylabel("measured / fitted - 1, %")
-    for axis in list(axes.flat)[len(names) :]:
-        axis.set_visible(False)
-    figure.savefig(path)
-    plt.close(figure)
+    rows = -(-len(names) // 3)
+    with picture(path, 12, 3 * rows) as figure:
+        axes = figure.subplots(rows, 3, squeeze=False)
+        for axis, name in zip(axes.flat, names, strict=False):
+            _residuals(axis, name, result.fits.get(name), samples)
+        for axis in list(axes.flat)[len(names) :]:
+            axis.set_visible(False)
+
+
+def _residuals(axis: Any, name: str, f: Fit | None, samples: Sequence[Sample]) -> None:
+    if f is None:
+        axis.set_title(name)
+        return
+    one_row = name.startswith("attention_")
+    _, nbytes, _ = points(samples, name, lambda s: not one_row or s["params"]["queries"] == 1)
+    axis.axhline(0, color=MUTED, linewidth=0.8)
+    axis.scatter(nbytes / 1e6, 100 * f.residuals, s=14, color=BLUE)
+    axis.set(xscale="log", xlabel="moved, MB", ylabel="measured over fitted, %")
+    plain(axis.xaxis)
+    axis.set_title(f"{name}: {f.fixed_s * 1e6:.2f} us + bytes / {f.bytes_per_s / 1e9:.0f} GB/s", fontsize=9)

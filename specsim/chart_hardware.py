@@ -1,4 +1,4 @@
-"""Charts of hardware: all-reduce curves of one or two boxes, and how far their numbers lie apart."""
+"""Charts of hardware: all-reduce curves of one box or several, and how far their numbers lie apart."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ def diff_charts(document: Document) -> list[Chart]:
     """Of specsim.hardware-diff/1."""
     rows = [r for curves in document.get("allreduce") or [] for r in curve_rows(curves, curves["name"])]
     charts = [curves_chart(rows)] if rows else []
-    return [*charts, *([apart_chart(document)] if any(_bar(d) for d in document["differences"]) else [])]
+    pairs = [{"a": document["a"], **pair} for pair in (document, *document.get("more", []))]
+    made = [apart_chart(pair, i) for i, pair in enumerate(pairs) if any(_bar(d) for d in pair["differences"])]
+    return [*charts, *made]
 
 
 def curve_rows(document: Document, box: str) -> list[dict[str, Any]]:
@@ -65,11 +67,7 @@ def curves_chart(rows: list[dict[str, Any]]) -> Chart:
         axis={"labelExpr": SIZE, "tickCount": 8},
     )
     y = axis("us", "latency, us", scale={"type": "log", "nice": False, "padding": 10})
-    colour = (
-        colours("box", boxes, dict(zip(boxes, (BLUE, VERMILION), strict=False)))
-        if len(boxes) > 1
-        else colours("way", ways)
-    )
+    colour = colours("box", boxes) if len(boxes) > 1 else colours("way", ways)
     each = {"detail": [{"field": "box"}, {"field": "way"}]}
     dash = {"field": "way", "scale": {"domain": ways, "range": [DASHES[i % len(DASHES)] for i in range(len(ways))]}}
     layers: list[Spec] = [
@@ -124,10 +122,21 @@ def _bar(difference: Mapping[str, Any]) -> bool:
     return bool(difference["relative"]) and not difference["key"].startswith("allreduce.")
 
 
-def apart_chart(document: Document) -> Chart:
+def _name(key: str) -> str:
+    """A number's key in fewer letters: "operators.norm.bandwidth_gb_s" is "norm GB/s"."""
+    short = (
+        key.removeprefix("operators.")
+        .replace("bandwidth_gb_s", "GB/s")
+        .replace("_us", " us")
+        .replace("_tflops", " TFLOPS")
+    )
+    return short.replace("_gb", " GB").replace("_mb", " MB").replace(".", " ")
+
+
+def apart_chart(document: Document, number: int = 0) -> Chart:
     """Bars of how far the numbers lie apart, the farthest first."""
     known = [
-        {"key": d["key"], "a": d["a"], "b": d["b"], "percent": 100 * d["relative"]}
+        {"key": d["key"], "name": _name(d["key"]), "a": d["a"], "b": d["b"], "percent": 100 * d["relative"]}
         for d in document["differences"]
         if _bar(d)
     ]
@@ -135,10 +144,10 @@ def apart_chart(document: Document) -> Chart:
     more = f" The {NAMED} farthest of {len(known)}." if len(known) > NAMED else ""
     about = f"Numbers of {document['b']} relative to those of {document['a']}.{more}"
     y = axis(
-        "key",
+        "name",
         "",
         "nominal",
-        sort=[r["key"] for r in rows],
+        sort=[r["name"] for r in rows],
         axis={"title": None, "domain": False, "ticks": False, "labelLimit": 190},
     )
     layers: list[Spec] = [
@@ -151,4 +160,5 @@ def apart_chart(document: Document) -> Chart:
     spec = spec_of(rows, about, layers, height=max(60, 22 * len(rows)))
     table = table_of(({**d, "percent": None if d["relative"] is None else 100 * d["relative"]} for d in document["differences"]),
                      {"key": "number", "a": document["a"], "b": document["b"], "percent": "apart, %"})  # fmt: skip
-    return Chart("apart", "How far apart", about, spec, table)
+    title = f"How far {document['b']} is from {document['a']}"
+    return Chart("apart" if not number else f"apart-{number}", title, about, spec, table)

@@ -48,7 +48,8 @@ def choice_rows(document: Document) -> list[dict[str, Any]]:
     for i, c in enumerate(choices):
         words = {"hardware": c["hardware"], "tp": f"TP {c['tp']}", "ep": f"EP {c['ep']}"}
         box = ", ".join(words[key] for key in words if several[key] or key == "tp")
-        setting = "off" if c["method"] == "none" else f"{c['draft_tokens']} draft tokens"
+        varies = bool(c.get("by_batch"))  # the draft length follows the batch
+        setting = "off" if c["method"] == "none" else "by batch" if varies else f"{c['draft_tokens']} draft tokens"
         kind = "the best" if i == 0 and c["meets_targets"] else "off" if setting == "off" else "speculation"
         name = ", ".join([*(words[key] for key in words if several[key]), setting])
         out.append({**c, "name": name, "box": box, "setting": setting, "kind": kind, "words": _words(c)})
@@ -105,13 +106,13 @@ def choices_chart(document: Document) -> Chart:
 def latency_chart(document: Document) -> Chart:
     """Milliseconds a token by draft tokens, a line a cut of a box."""
     rows = [
-        {**r, "tokens": "off" if r["setting"] == "off" else str(r["draft_tokens"])}
+        {**r, "tokens": r["setting"].removesuffix(" draft tokens")}
         for r in choice_rows(document)
         if r["tpot_ms"] is not None
     ]
     about = "Mean time per output token of each choice at its share of the load; hollow: misses the targets."
     boxes = list(dict.fromkeys(r["box"] for r in rows))
-    order = ["off", *(str(d) for d in sorted({r["draft_tokens"] for r in rows if r["tokens"] != "off"}))]
+    order = ["off", *(str(d) for d in sorted({r["draft_tokens"] for r in rows if r["tokens"].isdigit()})), "by batch"]
     x = axis("tokens", "draft tokens (root included)", "ordinal", sort=order, axis={"labelAngle": 0})
     y = axis("tpot_ms", "time per output token, ms")
     colour = colours("box", boxes)

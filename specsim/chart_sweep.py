@@ -36,7 +36,7 @@ UNFIT = "too large"
 
 def sweep_charts(document: Document) -> list[Chart]:
     """Of specsim.sweep/1. Without acceptance there is no best draft length; without speculation only step times."""
-    cases = {case["case"]: _case(case) for case in document["cases"]}
+    cases = {case["case"]: case_words(case) for case in document["cases"]}
     kind = document["axes"]["acceptance"]
     charts = []
     if document.get("best"):
@@ -52,7 +52,7 @@ def sweep_charts(document: Document) -> list[Chart]:
     return charts
 
 
-def _case(case: Row) -> str:
+def case_words(case: Row) -> str:
     cut = "".join(
         f" {name} {case[key]}" for name, key in (("EP", "ep"), ("DP", "dp_attention")) if case.get(key, 1) > 1
     )

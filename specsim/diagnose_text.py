@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 
@@ -359,44 +358,10 @@ def why_not(d: Diagnosis) -> Iterator[str]:
         yield f"{', '.join(u.id for u in d.uninformative if u.why == why)}: {why}"
 
 
-def plot(d: Diagnosis, path: Path) -> None:
-    """Draw decode and verify, stacked by component, under each likely explanation. Raises InputError for a path that
-    cannot be written."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    from specsim.errors import InputError
-
+def explained(d: Diagnosis) -> list[tuple[str, str, dict[str, float]]]:
+    """Decode and verify under each likely explanation, as mean ms by component on the boxes that it leaves: (explanation,
+    phase, ms). None without a scenario that speculates."""
+    if d.found is None or d.scenario is None or d.scenario.method == "none":
+        return []
     shown = [h for h in d.hypotheses if h.weight >= 0.01][:SHOWN]
-    bars = [(h, phase, components(d, h, phase)) for h in shown for phase in ("decode", "verify")]
-    names = list(dict.fromkeys(n for _, _, parts in bars for n in parts))
-    figure, axes = plt.subplots(figsize=(1.8 + 1.5 * len(shown), 4.2), layout="constrained")
-    places = [1.0 * i + 0.42 * j for i in range(len(shown)) for j in range(2)]
-    bottom = np.zeros(len(bars))
-    for name in names:
-        heights = np.array([parts.get(name, 0.0) for _, _, parts in bars])
-        axes.bar(places, heights, 0.38, bottom=bottom, label=name.replace("_", " "))
-        bottom += heights
-    for kind, style in (("decode", ":"), ("verify", "--")):
-        value = d.observed(kind)
-        if value is not None:
-            axes.axhline(value, color="black", linewidth=0.8, linestyle=style, label=f"{kind}, observed")
-    axes.set_xticks([i + 0.21 for i in range(len(shown))], [f"{h.fault.id}\n{h.weight:.0%}" for h in shown])
-    axes.set_ylabel("ms, left decode and right verify")
-    axes.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    try:
-        figure.savefig(path, dpi=150)
-    except (OSError, ValueError) as problem:
-        raise InputError(str(problem).split("\n")[0], where=str(path), mend="give a .png, .svg or .pdf that can be written") from None  # fmt: skip
-    finally:
-        plt.close(figure)
-
-
-def components(d: Diagnosis, h: Hypothesis, phase: str) -> dict[str, float]:
-    """Mean ms of each component of a phase on the boxes that an explanation leaves."""
-    assert d.found is not None
-    return d.found.components(h.fault, phase)
+    return [(h.fault.id, phase, d.found.components(h.fault, phase)) for h in shown for phase in ("decode", "verify")]

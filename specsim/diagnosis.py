@@ -8,7 +8,7 @@ Everything is one model: faults are changes of its parameters (specsim.hypothese
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,11 +19,12 @@ from specsim.errors import InputError
 from specsim.experiments import LEAST_BITS, Appraisal, Experiment, Uninformative, appraise, candidates, uninformative
 from specsim.hypotheses import BY_ID, Fault
 from specsim.memory import memory
-from specsim.pages import Shown
+from specsim.pages import Grid, Page, Shown
 from specsim.posterior import Posterior, posterior, spread, weigh
 from specsim.prediction import machine_of
 from specsim.probes import Observation, Probe
 from specsim.profiles import list_profiles, load_profile
+from specsim.provenance import sources_of
 from specsim.quantities import Quantity
 from specsim.remedies import Remedy, remedies
 from specsim.scenarios import Scenario, build
@@ -92,6 +93,8 @@ class Diagnosis(Shown):
         s = self.scenario
         return {
             "schema": SCHEMA,
+            **self.said(),
+            "summary": list(_sentences(self.page())),
             "scenario": None if s is None else {
                 "model": s.names.get("model", s.model.name), "hardware": s.profile.name, "engine": s.engine.name,
                 "tp": s.parallel.tp, "batch": _batch(s), "context": int(np.max(s.context)), "method": s.method,
@@ -118,6 +121,7 @@ class Diagnosis(Shown):
             ],
             "expected_verify_ms": _q(self.expected_verify_ms),
             "facts": list(self.facts),
+            "sources": [] if s is None else sources_of(s),
             "warnings": list(self.warnings),
         }  # fmt: skip
 
@@ -132,6 +136,15 @@ def _experiment(a: Appraisal) -> dict[str, Any]:
             for p, q in zip(e.probes, a.predictions, strict=True)
         ],
     }  # fmt: skip
+
+
+def _sentences(page: Page) -> Iterator[str]:
+    """What a page says before its first table, but for its title and verdict."""
+    for part in page:
+        if isinstance(part, Grid):
+            return
+        if part.text and part.style in ("", "warning"):
+            yield part.text
 
 
 def _q(x: Quantity | None) -> dict[str, float] | None:

@@ -133,14 +133,14 @@ def _refuse_tricks(root: Any, where: str, what: str) -> None:
     size(root)
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write `text` so that a reader sees the old file or the new one, never half. Raises WorkError when it cannot."""
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write text or bytes so that a reader sees the old file or the new one, never half. Raises WorkError when it cannot."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
         try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
+            with os.fdopen(handle, "wb") as file:
+                file.write(content.encode() if isinstance(content, str) else content)
                 file.flush()
                 os.fsync(file.fileno())
             os.chmod(temporary, 0o644)

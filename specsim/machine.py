@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 from zlib import crc32
 
 import numpy as np
@@ -20,6 +21,7 @@ from specsim.ops import Curve, Feature, Linear, Load, Operator, Rate, operator_s
 from specsim.profiles import AllReduceCurve, Group, Profile
 
 Array = NDArray[np.float64]
+AnyCurve = TypeVar("AnyCurve")  # of the machine, or of the profile
 SHARED_VARIANCE = 0.5  # of a group, common to all groups of its source
 
 # What stands in for a class that a profile has not measured, in order of preference.
@@ -122,8 +124,8 @@ def lift(parameter: Array, ndim: int) -> Array:
 
 
 def nearest_curve(
-    curves: Mapping[tuple[str, int, str], Curve], preference: tuple[str, ...], ranks: int, mode: str
-) -> Curve:
+    curves: Mapping[tuple[str, int, str], AnyCurve], preference: tuple[str, ...], ranks: int, mode: str
+) -> AnyCurve:
     """The curve to use, or the nearest: the preferred implementation in the other mode, another implementation, and
     then the same at the next rank count (larger first)."""
     modes = (mode, "graph" if mode == "eager" else "eager")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html as markup
 import importlib
+import itertools
 import re
 import textwrap
 import unicodedata
@@ -83,6 +84,13 @@ class Shown:
         made: Page = importlib.import_module(self.page_from).page(self)
         return made
 
+    def said(self) -> dict[str, str]:
+        """The title and the verdict, as documents carry them; both stand before the first table, and may be missing."""
+        lines = itertools.takewhile(lambda part: isinstance(part, Line), self.page())
+        return {
+            line.style: line.text for line in lines if isinstance(line, Line) and line.style in ("title", "verdict")
+        }
+
     def _repr_html_(self) -> str:
         return html(self.page())
 
@@ -90,8 +98,7 @@ class Shown:
         return text(self.page()).rstrip("\n")
 
     def __repr__(self) -> str:
-        said = [part.text for part in self.page() if isinstance(part, Line) and part.style in ("title", "verdict")]
-        return f"<{type(self).__name__}: {' | '.join(said)}>"
+        return f"<{type(self).__name__}: {' | '.join(self.said().values())}>"
 
 
 # --- text -----------------------------------------------------------------------------------------------------------

@@ -16,7 +16,9 @@ from specsim.machine import Machine
 from specsim.machine import build as build_machine
 from specsim.memory import Memory, memory
 from specsim.pages import Shown
+from specsim.provenance import sources_of
 from specsim.quantities import Quantity
+from specsim.reproduce import command_of
 from specsim.scenarios import Scenario
 
 Array = NDArray[np.float64]
@@ -77,6 +79,8 @@ class Prediction(Shown):
 
         return {
             "schema": SCHEMA,
+            **self.said(),
+            "command": command_of(s),
             "scenario": {
                 "model": s.names.get("model", s.model.name),
                 "draft": s.names.get("draft") or None,
@@ -131,6 +135,7 @@ class Prediction(Shown):
                 "kv_gb_per_gpu": _six(self.memory.kv / 1e9),
                 "fits": self.memory.fits,
             },
+            "sources": sources_of(s),
             "warnings": list(self.warnings),
         }
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,12 @@ from pydantic import ValidationError
 
 import specsim.load_replay as load_replay
 from specsim.configs import load_config
-from specsim.errors import InputError, WorkError
+from specsim.errors import InputError
 from specsim.files import read_json
 from specsim.pages import Shown
 from specsim.prediction import Prediction, machine_of, predict
 from specsim.profiles import Profile
+from specsim.provenance import Source, sources_of_all
 from specsim.records import Correction, LoadRun, Point, Record
 from specsim.routing import parse as parse_routing
 from specsim.scenarios import Scenario, of_record
@@ -73,6 +75,7 @@ class Result(Shown):
 
     pairs: tuple[Pair, ...]
     skipped: tuple[str, ...] = ()
+    sources: tuple[Source, ...] = ()  # of what was observed, and of what predicted it
 
     def of(self, phase: str) -> list[Pair]:
         return [p for p in self.pairs if p.phase == phase]
@@ -91,7 +94,14 @@ class Result(Shown):
             }
             for p in self.pairs
         ]
-        return {"schema": SCHEMA, "phases": self.summary(), "points": points, "skipped": list(self.skipped)}
+        return {
+            "schema": SCHEMA,
+            **self.said(),
+            "phases": self.summary(),
+            "points": points,
+            "sources": list(self.sources),
+            "skipped": list(self.skipped),
+        }
 
     def over(self, limit: float | None) -> list[str]:
         """A line for each judged phase whose median error is above `limit`; none without a limit."""
@@ -344,41 +354,18 @@ def run(
     if not pairs:
         why = [*unknown, *skipped, "nothing was observed"]
         raise InputError(f"no point could be predicted; {why[0]}", where=str(path))
-    return Result(tuple(pairs), (*left_out, *skipped))
+    named = {pair.record for pair in pairs}
+    return Result(
+        tuple(pairs), (*left_out, *skipped), tuple(_sources([r for r in records if r.name in named], hardware))
+    )
 
 
-def plot(result: Result, path: Path) -> None:
-    """Save a scatter of predicted against observed and the residuals beside it. Raises WorkError, InputError."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 5), layout="constrained")
-    scatter, residual = figure.subplots(1, 2)
-    shown = [
-        phase for phase in PHASES if phase not in ("tokens_per_s", "break_even", "throughput") and result.of(phase)
-    ]
-    for phase in shown:
-        pairs = result.of(phase)
-        x = np.array([p.observed for p in pairs])
-        y = np.array([p.predicted for p in pairs])
-        error = np.array([[max(p.predicted - p.low, 0) for p in pairs], [max(p.high - p.predicted, 0) for p in pairs]])
-        scatter.errorbar(x, y, yerr=error, fmt="o", markersize=4, linewidth=0.8, label=phase)
-        residual.plot(x, 100 * (y / x - 1), "o", markersize=4, label=phase)
-    values = [v for phase in shown for p in result.of(phase) for v in (p.observed, p.predicted) if v > 0]
-    if values:
-        ends = [min(values) * 0.8, max(values) * 1.25]
-        scatter.plot(ends, ends, color="0.5", linewidth=0.8)
-        scatter.set(xscale="log", yscale="log")
-        residual.set(xscale="log")
-    residual.axhline(0, color="0.5", linewidth=0.8)
-    scatter.set(xlabel="observed, ms", ylabel="predicted, ms (80 % interval)")
-    residual.set(xlabel="observed, ms", ylabel="error, %")
-    scatter.legend(frameon=False)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=150)
-    except ValueError as error:
-        raise InputError(
-            str(error).split("(")[0].strip(), where="--plot", mend="end the name in .png, .svg or .pdf"
-        ) from None
-    except OSError as error:
-        raise WorkError(f"{path}: cannot be written: {error.strerror or error}") from None
+def _sources(records: Sequence[Record], hardware: str | None) -> Iterator[Source]:
+    """Of the records, and of the scenarios of their first points, each source once."""
+    scenarios = []
+    for record in records:
+        yield {"of": f"record {record.name}", "kind": "measured", "reference": record.source, "date": record.date,
+               "relative_uncertainty": None}  # fmt: skip
+        with contextlib.suppress(InputError):
+            scenarios += [scenario_of(record, point, hardware) for point in record.points[:1]]
+    yield from (s for s in sources_of_all(scenarios) if not s["of"].startswith("shape of "))

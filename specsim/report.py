@@ -17,7 +17,7 @@ from typing import Any
 
 from specsim.charts import KINDS, Chart, Table, charts_for
 from specsim.errors import InputError
-from specsim.report_parts import after, before, title_of, verdict_of
+from specsim.report_parts import after, before, sources, title_of, verdict_of
 
 SCRIPTS = ("vega", "vega-lite", "vega-embed")
 TABLE_ROWS = 300  # of one table that are shown
@@ -90,8 +90,8 @@ def _body(document: Mapping[str, Any], title: str, charts: Sequence[Chart]) -> I
     yield "</section>"
     for heading, content in after(document):
         yield _section(heading, content)
-    if sources := document.get("sources"):
-        yield _section("Where the numbers come from", _sources(sources))
+    if found := sources(document):
+        yield _section("Where the numbers come from", _sources(found))
     yield from _again(document)
     yield "</main>"
     yield f"<footer><p>specsim {escape(version('specsim'))}, {escape(document['schema'])}. This file asks nothing of any network.</p></footer>"
@@ -115,10 +115,10 @@ def _section(heading: str, content: str | Sequence[str] | Table) -> str:
     return f"<section><h2>{escape(heading)}</h2>{inner}</section>"
 
 
-def _sources(sources: Sequence[Mapping[str, Any]]) -> Table:
+def _sources(found: Sequence[Mapping[str, Any]]) -> Table:
     rows = [
         (s["of"], s["kind"], s["reference"], s.get("date"), None if s.get("relative_uncertainty") is None else f"{s['relative_uncertainty']:.0%}")
-        for s in sources
+        for s in found
     ]  # fmt: skip
     return Table(("number", "is", "reference", "date", "+- (one standard deviation)"), tuple(rows))
 

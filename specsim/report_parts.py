@@ -63,6 +63,18 @@ def before(document: Document) -> Iterator[Part]:
         yield "Scenario", Table(("", ""), tuple(facts.items()))
 
 
+def sources(document: Document) -> list[Mapping[str, Any]]:
+    """Where the numbers come from; a profile's groups are its own sources."""
+    if document["schema"] != "specsim.hardware/1":
+        return list(document.get("sources") or [])
+    groups = [(document["gpu"]["name"], document["gpu"]), *document["operators"].items()]
+    groups += [
+        (f"all-reduce, {c['implementation']}, {c['ranks']} ranks, {c['mode']}", c) for c in document["allreduce"]
+    ]
+    groups += [("launches", document["launch"]), *((f"engine terms, {k}", v) for k, v in document["engines"].items())]
+    return [{"of": name, **g["source"], "relative_uncertainty": g["relative_uncertainty"]} for name, g in groups]
+
+
 def after(document: Document) -> Iterator[Part]:
     """What is said after the charts: what to do next, and every other table."""
     if found := AFTER.get(document["schema"]):
@@ -193,8 +205,8 @@ def _validation_verdict(document: Document) -> str:
 
 
 def _diagnosis(document: Document) -> Iterator[Part]:
-    if document.get("summary") or document.get("facts"):
-        yield "In short", [*document.get("facts", []), *document.get("summary", [])]
+    if said := document.get("summary") or document.get("facts"):
+        yield "In short", said
     columns = {
         "kind": "what",
         "name": "",
@@ -216,11 +228,12 @@ def _diagnosis_next(document: Document) -> Iterator[Part]:
 
 
 def _diff(document: Document) -> Iterator[Part]:
-    columns = {"key": "number", "a": document["a"], "b": document["b"], "percent": "b over a"}
-    rows = [
-        {**d, "percent": None if d["relative"] is None else f"{d['relative']:+.1%}"} for d in document["differences"]
-    ]
-    yield "Differences", table_of(rows, columns)
+    for pair in (document, *document.get("more", [])):
+        columns = {"key": "number", "a": document["a"], "b": pair["b"], "percent": "relative"}
+        rows = [
+            {**d, "percent": None if d["relative"] is None else f"{d['relative']:+.1%}"} for d in pair["differences"]
+        ]
+        yield f"Numbers of {pair['b']} that differ from {document['a']}", table_of(rows, columns)
 
 
 def _diff_verdict(document: Document) -> str:

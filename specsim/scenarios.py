@@ -65,6 +65,7 @@ class Scenario:
     options: Mapping[str, Any] = field(default_factory=dict)  # engine flags: disable_cuda_graph, attention_backend, ...
     names: Mapping[str, str] = field(default_factory=dict)  # model, draft and hardware by name, and what to load
     warnings: tuple[str, ...] = ()
+    asked: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)  # the options that made it
 
     @cached_property
     def graph_phases(self) -> Mapping[str, bool]:
@@ -157,13 +158,19 @@ def build(
     accept_profile: str | None = None,
     routing: str | Routing | None = None,
     eager: tuple[str, ...] | frozenset[str] = (),
+    asked: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Scenario:
-    """Resolve options into a Scenario. `options` are engine flags as `specsim.launch` names them.
+    """Resolve options into a Scenario. `options` are engine flags as `specsim.launch` names them; `asked`: what these
+    options were read from, where that was a launch line.
 
     Raises InputError for anything that cannot be: unknown names, numbers out of range, heads that tp does not divide,
     two statements of acceptance.
     """
+    if asked is None:
+        asked = {k: v for k, v in locals().items() if k not in ("asked", "options") and v is not None}
+        asked = {k: v for k, v in asked.items() if k != "eager" or v}
+        asked |= options
     warnings: list[str] = []
     box, target = hardware or load_shipped(FIELD_HARDWARE), model or load_preset(FIELD_MODEL)
     profile = box if isinstance(box, Profile) else load_profile(box)
@@ -251,6 +258,7 @@ def build(
             "hardware": profile.name,
         },
         warnings=tuple(dict.fromkeys([*warnings, *target_warnings])),
+        asked=asked,
     )
 
 

@@ -19,6 +19,7 @@ from specsim import fanout
 from specsim.errors import InputError, WorkError
 from specsim.files import write_atomically
 from specsim.pages import Shown
+from specsim.provenance import sources_of_all
 from specsim.sweep_rows import check_target, join_parts, records, write_part
 from specsim.sweeps import MOST_CASES, Case, Digest, Spec, Task, built, digest, front, shown, tasks_of
 
@@ -76,6 +77,7 @@ class Result(Shown):
         s, d = self.spec, self.digest
         return {
             "schema": SCHEMA,
+            **self.said(),
             "configurations": d.configurations,
             "axes": {
                 "batch": _axis(s.batch),
@@ -93,6 +95,7 @@ class Result(Shown):
             "breakeven": d.breakeven,
             "pareto": self.pareto() if s.kind else None,
             "rows": self.rows,
+            "sources": sources_of_all(lane.scenario for case in self.cases.values() for lane in case.lanes),
             "out": None if self.out is None else str(self.out),
             "warnings": list(self.warnings),
         }

@@ -58,6 +58,22 @@ class Defaults:
         """Said wherever a result rests on the file; empty when nothing came from it."""
         return f"{self.path} gives {', '.join(self.keys)} (--no-config leaves it out)" if self.keys else ""
 
+    def words(self) -> list[str]:
+        """The same on a command line."""
+        return [word for option in self.keys for word in self._words(option)]
+
+    def _words(self, option: str) -> list[str]:
+        value = self._value(option)
+        if isinstance(value, bool):
+            return [option] if value else []
+        return [word for each in (value if isinstance(value, list) else [value]) for word in (option, str(each))]
+
+    def _value(self, option: str) -> Any:
+        """The value of an option, which a command that has commands keeps one level down."""
+        name = option[2:].replace("-", "_")
+        below = (inner for inner in self.values.values() if isinstance(inner, dict) and name in inner)
+        return self.values[name] if name in self.values else next(below)[name]
+
     def without(self, options: Iterable[str]) -> Defaults:
         """The same, where a command makes nothing of some defaults. options: such as "--tp"."""
         dropped = set(options)

@@ -32,6 +32,7 @@ COMMANDS = {
     "hardware": ["hardware", "show", "8x-rtx-pro-6000"],
     "hardware of one GPU": ["hardware", "show", "1x-h200"],
     "hardware diff": ["hardware", "diff", "8x-rtx-pro-6000", "8x-pcie-field"],
+    "hardware diff of three": ["hardware", "diff", "8x-h100", "8x-h200", "8x-rtx-pro-6000"],
     "hardware diff of two GPUs": ["hardware", "diff", "1x-h200", "1x-rtx-5090"],
 }  # fmt: skip
 

@@ -633,7 +633,7 @@ def test_diff_and_its_chart(capsys, tmp_path):
     assert code == 0
     assert "allreduce.nccl.8.graph.32768.latency_us" in out
     assert str(chart) in err
-    assert "message (bytes a rank)" in chart.read_text() or chart.stat().st_size > 5000
+    assert chart.stat().st_size > 5000
     found = json.loads(run(capsys, "diff", "1x-h200-published", "1x-h200-published", "--json")[1])
     assert found["differences"] == []
     assert "same numbers" in run(capsys, "diff", "8x-h100", "8x-h100")[1]

@@ -19,15 +19,15 @@ READING_ORDER = """
     errors files names team quantities pages records
     models keys formats families patterns drafters configs model_text
     routing ops profiles profile_text engines launch machine forward
-    acceptance scenarios cycle memory prediction agreement text
-    chart_style chart_predict chart_sweep chart_plan chart_runs chart_causes chart_hardware charts report_parts report
+    acceptance scenarios reproduce cycle memory provenance prediction agreement text
+    chart_style chart_predict chart_sweep chart_plan chart_runs chart_causes chart_hardware charts report_parts report plot_style plots
     workload simulation_costs simulation_reference metrics simulation_kernel simulation
     load_replay replay replay_text engine_fit fit_text nccl_tests link_tests importers
     fitting tables derive calibrate
     observe_read observe_checks observe_serving observe_sglang observe_vllm observe_llama
     observe_bench observe_metrics observe_trace observations record_text
     live kernels server measure streams load setups validation
-    fanout ranges sweeps sweep_rows sweep_run sweep_text sweep_plot steady policy plans launch_lines trace_stats
+    fanout ranges sweeps sweep_rows sweep_run sweep_text steady policy plans launch_lines trace_stats
     hypotheses probes evidence posterior experiments remedies diagnosis diagnose_text
 """.split()  # noqa: SIM905
 

@@ -640,7 +640,7 @@ def test_output_for_people(specsim, arguments, said):
         (["--draft-tokens", "1"], "--draft-tokens"),
         (["--dp-attention", "many"], "--dp-attention"),
         (["--accept-length", "0.5"], "--accept-length"),
-        (["--plot", "x.png"], "--plot"),
+        (["--plot", "x.docx"], "--plot: .docx is no picture format"),
         (["--batch", "1:3000", "--rows"], "too many to show"),
         (["--tp", "1:1000", "--ep", "1:1000"], "cases"),
         (["--engine", "dask://a:1", "--cluster", "ray"], "several clusters"),
@@ -668,6 +668,6 @@ def test_plot_and_file(specsim, tmp_path):
     assert code == 0, err
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     assert len((tmp_path / "a.csv").read_text().splitlines()) == 1 + 4 * 3 * 8
-    code, _, err = specsim("sweep", "--accept-rate", "0.5", "--plot", str(tmp_path / "no" / "a.png"))
+    code, _, err = specsim("sweep", "--accept-rate", "0.5", "--plot", str(tmp_path / "a.csv" / "a.png"))
     assert code == 1
     assert "cannot be written" in err

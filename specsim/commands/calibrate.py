@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specsim.commands.common import Meter, json_option, note, print_json, show
+from specsim.commands.common import Meter, json_option, note, plot_option, print_json, show
 from specsim.pages import Line, Page, grid
 
 if TYPE_CHECKING:
@@ -66,12 +66,7 @@ if TYPE_CHECKING:
 )
 @click.option("--no-p2p", is_flag=True, help="Measure with NCCL_P2P_DISABLE=1, as a box without peer access would run.")
 @click.option("--cpu", is_flag=True, help="Run on CPU tensors, only to try the program.")
-@click.option(
-    "--plot",
-    "plot_file",
-    type=click.Path(dir_okay=False),
-    help="Draw each class's residuals into this file (png, svg or pdf).",
-)
+@plot_option("each class's residuals")
 @click.option(
     "--refit",
     multiple=True,
@@ -247,8 +242,9 @@ def _write(result: Result, target: Path, options: dict[str, Any], seconds: float
     record = target.with_name(f"{target.stem}.record.json")
     write_atomically(target, dump_profile(result.profile))
     write_atomically(record, result.record.model_dump_json(by_alias=True, exclude_none=True))
-    if options["plot_file"]:
-        plot(result, Path(options["plot_file"]))
+    if options["plot"] is not None:
+        plot(result, options["plot"])
+        note(f"wrote {options['plot']}")
     for warning in result.warnings:
         note(f"warning: {warning}")
     if not options["as_json"]:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -16,6 +19,8 @@ if TYPE_CHECKING:
 
     from specsim.pages import Page
 
+F = TypeVar("F", bound=Callable[..., Any])
+ELSEWHERE = ("--plot", "--jobs", "--cluster")  # options that change nothing in a document
 REDRAWN_S, SAID_S = 0.1, 5.0  # how often progress is shown on a terminal, and elsewhere
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on standard output.")
@@ -78,6 +83,32 @@ def usage(error: click.ClickException) -> str:
     return f"{context.command_path}: {said[:1].lower()}{said[1:].replace('. (Did', ' (Did')}{mend}"
 
 
+class PlotFile(click.Path):
+    """A file for a picture; a suffix that no picture has is told before any work is done."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        from specsim.plot_style import check
+
+        path = Path(value)
+        check(path)
+        return path
+
+
+def plot_option(what: str) -> Callable[[F], F]:
+    """--plot FILE, for a command that draws `what`."""
+    return click.option("--plot", type=PlotFile(), metavar="FILE", help=f"Draw {what} (PNG, SVG or PDF).")
+
+
+def draw(document: dict[str, Any], path: Path | None, **more: Any) -> None:
+    """Draw a document where a picture was asked for, and say so."""
+    if path is None:
+        return
+    from specsim.plots import plot
+
+    plot(document, path, **more)
+    note(f"wrote {path}")
+
+
 def print_json(document: Any) -> None:
     """Print one JSON document; NaN and infinity are a bug, so they raise. Its warnings name the file that defaults came
     from."""
@@ -92,6 +123,41 @@ def defaults_note() -> str:
     context = click.get_current_context(silent=True)
     found = (context.obj or {}).get("defaults") if context else None
     return str(found.note()) if found else ""
+
+
+def print_result(document: dict[str, Any]) -> None:
+    """Print the document of a result, with the command that makes it again."""
+    print_json({"schema": document["schema"], "command": command_line(), **document})
+
+
+def command_line() -> str:
+    """The line that runs here, without what only says where it runs and where its output goes, and with what a file of
+    defaults gave it; keys and tokens are redacted."""
+    from specsim.observe_read import scrub
+
+    run = click.get_current_context().find_root().obj or {}
+    words: list[str] = []
+    given = iter(run.get("line", sys.argv[1:]))
+    for word in given:
+        if word in ELSEWHERE:
+            next(given, None)
+        elif word != "--json" and word.partition("=")[0] not in ELSEWHERE:
+            words.append(without_secrets(word) if " " in word else word)
+    if "defaults" in run and run["defaults"].keys:
+        words = ["--no-config", *words, *run["defaults"].words()]
+    return shlex.join(["specsim", *scrub(words)])
+
+
+def without_secrets(line: str) -> str:
+    """A launch line as it may be shown to others: keys and tokens are redacted."""
+    from specsim.observe_read import scrub
+
+    try:
+        words = shlex.split(line)
+    except ValueError:  # an open quote: no launch line
+        return line
+    clean = scrub(words)
+    return line if clean == words else shlex.join(clean)
 
 
 def note(message: str) -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from specsim.commands.common import json_option, note, print_json, show
+from specsim.commands.common import draw, json_option, note, plot_option, print_result, show
 from specsim.commands.scenario import COUNT, scenario_options, without_defaults
 
 if TYPE_CHECKING:
-    from specsim.diagnosis import Diagnosis
     from specsim.evidence import Evidence
     from specsim.probes import Observation
     from specsim.records import Record
@@ -67,10 +67,10 @@ class At(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 )
 @click.option("--noise", type=float, default=0.05, show_default=True, help="Relative error of the step times given.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the Monte Carlo samples.")
-@click.option("--plot", "plot_file", metavar="FILE", help="Draw decode and verify by component under each explanation.")
+@plot_option("the weights of the explanations, and decode and verify by component under each")
 @scenario_options
 @json_option
-def command(sources: tuple[str, ...], as_json: bool, plot_file: str | None, seed: int, **options: Any) -> None:
+def command(sources: tuple[str, ...], as_json: bool, plot: Path | None, seed: int, **options: Any) -> None:
     """Say why a verify is slow: explanations weighed, the next test, what cannot help, what each remedy would give.
 
     Give step times, files or addresses that `specsim observe` reads, or both. A log fills in model, engine flags, batch
@@ -87,8 +87,7 @@ def command(sources: tuple[str, ...], as_json: bool, plot_file: str | None, seed
         --accept-length 1.9 --draft-tokens 4 --model Qwen3-30B-A3B \\
         --hardware 8x-h100 --tp 2
     """  # fmt: skip
-    from pathlib import Path
-
+    from specsim.diagnose_text import explained
     from specsim.diagnosis import diagnose
     from specsim.observations import contradictions, observe
 
@@ -107,10 +106,10 @@ def command(sources: tuple[str, ...], as_json: bool, plot_file: str | None, seed
         )
     facts += [f for f in contradictions(records) if f not in facts]
     d = diagnose(scenario, observations, facts=facts, warnings=warnings, engine=engine, seed=seed)
-    if plot_file is not None:
-        _plot(d, Path(plot_file))
+    if plot is not None:
+        draw(d.json(), plot, components=explained(d))
     if as_json:
-        print_json(d.json())
+        print_result(d.json())
         for warning in d.warnings:
             note(f"warning: {warning}")
         return
@@ -288,13 +287,3 @@ def _result(text: str, s: Scenario | None) -> list[Observation]:
             raise InputError(f"{value!r} is not a number above 0", where=f"--result {text}", mend=tests[name].tell)
         out.append(Observation(probe, number))
     return out
-
-
-def _plot(d: Diagnosis, path: Any) -> None:
-    from specsim.diagnose_text import plot
-    from specsim.errors import InputError
-
-    if d.scenario is None or d.scenario.method == "none":
-        raise InputError("nothing to draw without a speculating scenario", where="--plot", mend="give --model and --hardware")  # fmt: skip
-    plot(d, path)
-    note(f"wrote {path}")

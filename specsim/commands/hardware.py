@@ -8,19 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specsim.commands.common import Group, Percent, json_option, note, print_json, show
+from specsim.commands.common import Group, Percent, draw, json_option, note, plot_option, print_json, print_result, show
 from specsim.commands.scenario import HARDWARE, scenario_of, scenario_options
 from specsim.pages import Grid, Line, grid
 
 if TYPE_CHECKING:
-    from specsim.profiles import AllReduceCurve, Profile
+    from specsim.profiles import Profile
 
 NOTES = 20  # of an import, printed at most
 TABLES = "aiconfigurator:"  # prefix of a system whose tables are imported
-
-plot_option = click.option(
-    "--plot", type=click.Path(path_type=Path), help="Draw the all-reduce curves (png, svg, pdf)."
-)
 
 
 @click.group(cls=Group)
@@ -59,7 +55,7 @@ def list_command(as_json: bool) -> None:
 
 @command.command("show")
 @click.argument("name", type=HARDWARE)
-@plot_option
+@plot_option("the all-reduce curves")
 @json_option
 def show_command(name: str, plot: Path | None, as_json: bool) -> None:
     """Show a profile: every number with its source and uncertainty. NAME is a shipped profile or a YAML file.
@@ -70,10 +66,11 @@ def show_command(name: str, plot: Path | None, as_json: bool) -> None:
     from specsim.profiles import load_profile
 
     profile = load_profile(name)
-    if plot:
-        draw([profile], plot)
+    if plot is not None or as_json:
+        document = profile.model_dump(mode="json", by_alias=True, exclude_none=True)
+        draw(document, plot)
     if as_json:
-        print_json(profile.model_dump(mode="json", by_alias=True, exclude_none=True))
+        print_json(document)
         return
     show(profile.page())
 
@@ -85,7 +82,7 @@ def show_command(name: str, plot: Path | None, as_json: bool) -> None:
     type=Percent(),
     help="With a scenario: exit code 1 when a number that matters differs by more, such as 3%.",
 )
-@plot_option
+@plot_option("the all-reduce curves")
 @scenario_options
 @json_option
 def diff_command(
@@ -113,16 +110,21 @@ def diff_command(
     if within is not None and not weighed:
         raise InputError("needs a scenario", where="--within", mend="such as --model Llama-3.1-8B --batch 8")
     loaded = [load_profile(name) for name in profiles]
-    if plot:
-        draw(loaded, plot)
+    draw({"schema": "specsim.hardware-diff/1", "allreduce": _curves(loaded)}, plot)
     if weighed:
         _diff_weighed(loaded[0], loaded[1], options, within, as_json)
     else:
         _diff_plain(loaded, as_json)
 
 
+def _curves(profiles: list[Profile]) -> list[dict[str, Any]]:
+    """All-reduce curves of profiles, as the document of a diff has them."""
+    return [{"name": p.name, "allreduce": [c.model_dump(mode="json") for c in p.allreduce]} for p in profiles]
+
+
 def _diff_plain(profiles: list[Profile], as_json: bool) -> None:
     from specsim.profiles import diff
+    from specsim.provenance import sources_of_profile
 
     first, *others = profiles
     found = [diff(first, other) for other in others]
@@ -130,7 +132,10 @@ def _diff_plain(profiles: list[Profile], as_json: bool) -> None:
         rows = [[{"key": d.key, "a": d.a, "b": d.b, "relative": d.relative} for d in one] for one in found]
         document = {"schema": "specsim.hardware-diff/1", "a": first.name, "b": others[0].name, "differences": rows[0]}
         more = [{"b": other.name, "differences": row} for other, row in zip(others[1:], rows[1:], strict=True)]
-        print_json(document | ({"more": more} if more else {}))
+        sources = [source for p in profiles for source in sources_of_profile(p)]
+        print_result(
+            {**document, **({"more": more} if more else {}), "allreduce": _curves(profiles), "sources": sources}
+        )
         return
     if not any(found):
         show([Line(f"{', '.join(p.name for p in profiles)} hold the same numbers")])
@@ -352,53 +357,3 @@ def _renamed(profile: Profile, name: str) -> Profile:
         raise InputError(
             f"{name!r} cannot be a profile's name", where="-o", mend="use letters, digits, . _ -"
         ) from None
-
-
-# --- plot ---------------------------------------------------------------------------------------------------------
-
-
-def draw(profiles: list[Profile], path: Path) -> None:
-    """The all-reduce curves of the profiles at their largest rank count, on one log-log chart: a colour a profile, a mark a
-    kind. Of several profiles the kinds that no engine chooses by itself (nccl-ll and the like) are left out."""
-    from specsim.errors import InputError, WorkError
-
-    curves = [
-        (p, c) for p in profiles for c in _widest(p) if len(profiles) == 1 or not c.implementation.startswith("nccl-")
-    ]
-    if not curves:
-        names = ", ".join(p.name for p in profiles)
-        raise InputError(
-            f"{names}: no all-reduce curve to draw", where="--plot", mend="choose a profile of several GPUs"
-        )
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(11, 5.5), layout="constrained")
-    kinds = list(dict.fromkeys(c.implementation for _, c in curves))
-    for p, c in curves:
-        style = "--" if c.mode == "eager" else "-"
-        marker = "osD^vPX*<>"[kinds.index(c.implementation) % 10]
-        colour = f"C{profiles.index(p) % 10}" if len(profiles) > 1 else f"C{kinds.index(c.implementation) % 10}"
-        label = f"{p.name}: {c.implementation}, {c.ranks} ranks, {c.mode} ({c.source.kind})"
-        axes.plot(c.bytes, c.latency_us, style, marker=marker, markersize=4, color=colour, label=label)
-    axes.set(xscale="log", yscale="log", xlabel="message (bytes a rank)", ylabel="all-reduce latency (us)")
-    axes.grid(True, which="both", alpha=0.3)
-    figure.legend(fontsize=7, loc="outside right upper")
-    try:
-        figure.savefig(path)
-    except ValueError:
-        raise InputError(
-            f"{path.suffix or 'no suffix'} is no picture format", where="--plot", mend="use .png, .svg or .pdf"
-        ) from None
-    except OSError as error:
-        raise WorkError(f"{path}: cannot be written: {error.strerror or error}") from None
-    finally:
-        plt.close(figure)
-    note(f"wrote {path}")
-
-
-def _widest(profile: Profile) -> list[AllReduceCurve]:
-    ranks = max((c.ranks for c in profile.allreduce), default=0)
-    return [c for c in profile.allreduce if c.ranks == ranks]

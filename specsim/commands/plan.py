@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specsim.commands.common import console, json_option, note, print_json
+from specsim.commands.common import console, draw, json_option, note, plot_option, print_result
 from specsim.commands.scenario import COUNT, options_of, scenario_of, scenario_options
 
 if TYPE_CHECKING:
@@ -66,8 +66,9 @@ def lists_of_some(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--simulate", is_flag=True, help="Confirm the plan by simulating one replica.")
 @click.option("--num-requests", type=COUNT, default=2000, help="Requests of the simulation; default 2,000.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Of the simulation; default 0.")
+@plot_option("GPUs or cost of each choice, and what a drafter must reach")
 @json_option
-def command(as_json: bool, **options: Any) -> int:
+def command(as_json: bool, plot: Path | None, **options: Any) -> int:
     """How many GPUs a load takes, with which draft length, when to switch speculation off, which acceptance to train for.
 
     --hardware, --tp, --ep and --draft-tokens take lists and ranges; without acceptance only plain decoding is planned, and
@@ -80,7 +81,8 @@ def command(as_json: bool, **options: Any) -> int:
       specsim plan --model Llama-3.1-8B --hardware 1x-h200 --rate 20 \\
         --ttft-ms 500 --tpot-ms 10 --accept-rate 0.6 --simulate
     """
-    from specsim.plans import Targets, plan
+    from specsim.plans import Targets
+    from specsim.plans import plan as make
     from specsim.steady import Requests
 
     own = {k: options.pop(k) for k in (
@@ -90,7 +92,7 @@ def command(as_json: bool, **options: Any) -> int:
     rate, mean_input, mean_output, stats = _load(own)
     requests = Requests(mean_input, mean_output)
     makers, draft_tokens, notes = _scenarios(options)
-    found = plan(
+    found = make(
         makers, rate, requests, Targets(own["ttft_ms"], own["tpot_ms"]), drafting=functools.partial(_drafting, options),
         headroom=own["headroom"], max_gpus=own["max_gpus"], draft_tokens=draft_tokens, speedup=own["speedup"],
         hysteresis=own["hysteresis"], contexts=CONTEXTS,
@@ -99,8 +101,10 @@ def command(as_json: bool, **options: Any) -> int:
     if own["policy_out"] is not None:
         _write_policy(own["policy_out"], found)
     simulated = _simulate(found, own) if own["simulate"] else None
+    document = _document(found, own, simulated, stats)
+    draw(document, plot)
     if as_json:
-        print_json(_document(found, own, simulated, stats))
+        print_result(document)
         for warning in found.warnings:
             note(f"warning: {warning}")
     else:
@@ -300,10 +304,13 @@ def _document(
     found: Plan, own: dict[str, Any], simulated: dict[str, Any] | None, stats: TraceStats | None
 ) -> dict[str, Any]:
     from specsim.policy import policy_json
+    from specsim.provenance import sources_of_all
 
     price = own["price_per_gpu_hour"]
     return {
         "schema": "specsim.plan/1",
+        "title": _title(found),
+        "verdict": _headline(found, own),
         "load": {
             "rate": found.rate,
             "input_tokens": found.requests.input_tokens,
@@ -327,6 +334,7 @@ def _document(
         "policy": policy_json(found.policies, found.best.scenario.engine.name) if found.policies else None,
         "launch": _launch(found, own),
         "simulation": simulated,
+        "sources": sources_of_all(c.scenario for c in found.choices),
         "warnings": list(found.warnings),
     }  # fmt: skip
 
@@ -337,12 +345,7 @@ def _six(x: float | None) -> float | None:
 
 def _show(found: Plan, own: dict[str, Any], simulated: dict[str, Any] | None, stats: TraceStats | None) -> None:
     out = console()
-    r = found.requests
-    s = found.best.scenario
-    out.print(
-        f"{s.model.name}, {s.engine.name}: {found.rate:.4g} requests a second of {r.input_tokens:,.0f} + {r.output_tokens:,.0f} tokens",
-        soft_wrap=True,
-    )
+    out.print(_title(found), soft_wrap=True)
     if stats is not None:
         out.print(stats.sentence(), soft_wrap=True)
     out.print()
@@ -391,6 +394,12 @@ def _policy_lines(found: Plan, own: dict[str, Any]) -> list[str]:
             worth = f": switching would save {1 - float(gain.point.tpot_s[0] / best.point.tpot_s[0]):.1%} of TPOT; --policy FILE writes it"
         lines.append(f"the plan keeps {best.setting} ({why}{worth})")
     return lines
+
+
+def _title(found: Plan) -> str:
+    s, r = found.best.scenario, found.requests
+    load = f"{found.rate:.4g} requests a second of {r.input_tokens:,.0f} + {r.output_tokens:,.0f} tokens"
+    return f"{s.model.name}, {s.engine.name}: {load}"
 
 
 def _headline(found: Plan, own: dict[str, Any]) -> str:

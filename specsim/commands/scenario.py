@@ -10,6 +10,7 @@ import click
 from click.shell_completion import CompletionItem
 
 import specsim.names as known
+from specsim.commands.common import without_secrets
 
 if TYPE_CHECKING:
     from specsim.scenarios import Scenario
@@ -186,14 +187,9 @@ def options_of(values: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]
         from specsim.launch import read_launch
 
         launch = read_launch(engine, line)
-        options = {
-            "tp": 1,
-            "method": "none",
-            "flags": launch.flags,
-            **launch.options,
-            "engine": engine,
-            **options,
-        }  # the engines' own defaults
+        asked = {**options, f"{engine}_args": without_secrets(line)}
+        defaults = {"tp": 1, "method": "none"}  # the engines' own
+        options = {**defaults, "flags": launch.flags, **launch.options, "engine": engine, **options, "asked": asked}
         notes = launch.notes
         if "model" not in options:
             notes = (*notes, "the launch line names no model: the default one is priced")

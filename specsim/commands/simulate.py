@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specsim.commands.common import console, json_option, note, print_json
+from specsim.commands.common import console, draw, json_option, note, plot_option, print_result
 from specsim.commands.scenario import COUNT, Rates, scenario_of, scenario_options
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ SMALL = 60_000  # decode steps of a sequence: plain Python is done with them bef
 @click.option("--e2e-ms", type=float, help="Goodput target: time to the last token.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Of arrivals, lengths and acceptance; default 0.")
 @click.option("--requests-out", type=Path, metavar="FILE", help="Write one line a request (CSV).")
-@click.option("--plot", type=Path, metavar="FILE", help="Draw batch, queue and throughput over time (PNG, SVG or PDF).")
+@plot_option("batch, queue and throughput over time, and latencies")
 @json_option
 def command(as_json: bool, **options: Any) -> None:
     """Simulate a server under load: latencies, throughput, goodput, batch and queue over time.
@@ -121,10 +121,10 @@ def command(as_json: bool, **options: Any) -> None:
         )
     if own["requests_out"]:
         _write_rows(own["requests_out"], run.metrics)
-    if own["plot"]:
-        _plot(own["plot"], run.metrics, _headline(s, server, ranges))
+    document = _document(s, server, own, run, warnings, ranges)
+    draw(document, own["plot"])
     if as_json:
-        print_json(_document(s, server, own, run, warnings, ranges))
+        print_result(document)
         for warning in warnings:
             note(f"warning: {warning}")
         return
@@ -193,9 +193,13 @@ def _load(own: dict[str, Any]) -> tuple[Iterable[Requests] | Trace, float, float
 def _document(
     s: Scenario, server: Server, own: dict[str, Any], run: Simulation, warnings: list[str], ranges: Ranges
 ) -> dict[str, Any]:
+    from specsim.provenance import sources_of
+
     rate = own["rate"]
     return {
         "schema": "specsim.simulation/1",
+        "title": _headline(s, server, ranges),
+        "verdict": _verdict(run.metrics),
         "backend": "specsim",
         "dataset_name": "trace" if own["trace"] else "random",
         "request_rate": "trace" if own["trace"] else "inf" if rate is None or rate == float("inf") else rate,
@@ -218,6 +222,7 @@ def _document(
             "overhead_ms": own["overhead_ms"],
         },
         **run.metrics.json(),
+        "sources": sources_of(s),
         "warnings": warnings,
     }
 
@@ -228,6 +233,12 @@ def _headline(s: Scenario, server: Server, ranges: Ranges) -> str:
     drafting = f"draft tokens by batch: {said(ranges)}" if ranges else f"{server.costs.most_rows} draft tokens"
     spec = "" if s.method == "none" else f", {s.method} with {drafting}"
     return f"{s.model.name} on {s.profile.name}, {s.engine.name} {s.engine.version}, TP {s.parallel.tp}{spec}"
+
+
+def _verdict(m: Metrics) -> str:
+    good = f", {m.goodput:.4g} of them within the targets" if m.targets_ms else ""
+    done = f"{m.completed:,} requests in {m.duration_s:.4g} s: {m.request_throughput:.4g} requests a second{good}"
+    return f"{done}; {m.output_throughput:,.0f} output tokens a second."
 
 
 def _show(s: Scenario, server: Server, run: Simulation, warnings: list[str], ranges: Ranges) -> None:
@@ -242,12 +253,7 @@ def _show(s: Scenario, server: Server, run: Simulation, warnings: list[str], ran
         soft_wrap=True,
     )
     out.print()
-    good = f", {m.goodput:.4g} of them within the targets" if m.targets_ms else ""
-    out.print(
-        f"{m.completed:,} requests in {m.duration_s:.4g} s: {m.request_throughput:.4g} requests a second{good}; {m.output_throughput:,.0f} output tokens a second.",
-        style="bold",
-        soft_wrap=True,
-    )
+    out.print(_verdict(m), style="bold", soft_wrap=True)
     out.print()
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("ms", "mean", "p50", "p90", "p99"):
@@ -293,32 +299,3 @@ def _write_rows(path: Path, m: Metrics) -> None:
             f"{(finished - arrival) / 1e9:.6f},{tpot},{given},{made}"
         )
     write_atomically(path, "\n".join(lines) + "\n")
-
-
-def _plot(path: Path, m: Metrics, title: str) -> None:
-    """Batch and queue above, output tokens a second below, over time."""
-    import matplotlib as mpl
-
-    from specsim.errors import WorkError
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    t = m.timeline
-    figure, (above, below) = plt.subplots(2, 1, sharex=True, figsize=(9, 5), layout="constrained")
-    above.step(t.seconds, t.running, where="post", label="running")
-    above.step(t.seconds, t.waiting, where="post", label="waiting")
-    above.set_ylabel("requests")
-    above.set_ylim(bottom=0)
-    above.legend(loc="upper right")
-    above.set_title(title, fontsize=10, loc="left")
-    below.step(t.seconds, t.tokens_per_s, where="post", color="C2")
-    below.set_ylabel("output tokens / s")
-    below.set_ylim(bottom=0)
-    below.set_xlabel("s")
-    try:
-        figure.savefig(path, dpi=120)
-    except (OSError, ValueError) as error:
-        raise WorkError(f"{path}: cannot be written: {error}") from None
-    finally:
-        plt.close(figure)

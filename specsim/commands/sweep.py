@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from specsim.commands.common import Meter, json_option, note, print_json, show
+from specsim.commands.common import Meter, draw, json_option, note, plot_option, print_result, show
 from specsim.commands.scenario import FILE, Count, Known, scenario_of, scenario_options
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def lists_of_scenario_options(command: F) -> F:
 @lists_of_scenario_options
 @click.option("--out", type=FILE, metavar="FILE", help="Write a row a configuration: .csv or .parquet.")
 @click.option("--rows", is_flag=True, help="Show the rows (at most 2,000 configurations) instead of the maps.")
-@click.option("--plot", type=FILE, metavar="FILE", help="Draw best draft length and speedup (PNG, SVG or PDF).")
+@plot_option("best draft length or break-even by batch and context, and speedup over acceptance")
 @click.option("--jobs", type=int, default=1, metavar="N", help="Processes; -1: one a core; default 1.")
 @click.option("--cluster", metavar="dask://HOST:PORT|ray", help="Run on an existing Dask or Ray cluster instead.")
 @json_option
@@ -70,11 +70,9 @@ def command(
     with Meter("sweep") as progress:
         result = run(spec, out=out, jobs=jobs, cluster=cluster, progress=progress)
     if plot is not None:
-        from specsim.sweep_plot import draw
-
-        draw(result, plot)
+        draw(result.json(), plot)
     if as_json:
-        print_json(result.json())
+        print_result(result.json())
         for warning in result.warnings:
             note(f"warning: {warning}")
         return

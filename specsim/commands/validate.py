@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from specsim.commands.common import OneOf, Percent, json_option, note, print_json, show
+from specsim.commands.common import OneOf, Percent, draw, json_option, note, plot_option, print_json, print_result, show
 from specsim.errors import InputError
 
 EPILOG = """\b
@@ -134,7 +134,7 @@ PATH = click.Path(path_type=Path)
     "--allow-multicast", is_flag=True, help="Allow NVLink multicast flags: can disturb other users of the host."
 )
 @click.option("--hardware", help="Profile of the box: to predict with, or to name in the record.")
-@click.option("--plot", type=PATH, help="Replay: save a scatter and a residual plot.")
+@plot_option("of a replay predicted against observed, and residuals")
 @click.option("--fail-over", type=Percent(), help="Replay: exit code 1 when a phase's median error is above this.")
 @json_option
 def command(**options: Any) -> int:
@@ -291,11 +291,10 @@ def _replay(options: dict[str, Any]) -> int:
     result = replay.run(options["records"], options["hardware"], model=options["model"], draft=options["draft"])
     for line in result.skipped:
         note(f"left out: {line}")
-    if options["plot"]:
-        replay.plot(result, options["plot"])
-        note(f"saved {options['plot']}")
+    if options["plot"] is not None:
+        draw(result.document(), options["plot"])
     if options["as_json"]:
-        print_json(result.document())
+        print_result(result.document())
     else:
         show(result.page())
     over = result.over(options["fail_over"])

@@ -223,6 +223,8 @@ class Planner:
         values = _read(given)
         resolved, notes = options_of(values)
         resolved.update(dropped)
+        if "asked" in resolved:
+            resolved["asked"] = {**resolved["asked"], **dropped}
         for kind in KINDS:
             if isinstance(resolved.get(kind), str):
                 resolved[kind] = _shipped(kind, resolved[kind])

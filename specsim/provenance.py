@@ -1,0 +1,123 @@
+"""Where the numbers behind a result come from: every group of a profile, an engine, a model or a drafter that costs use.
+
+One source is `{"of", "kind", "reference", "date", "relative_uncertainty"}`: what it is of; measured, fitted, published,
+datasheet, assumed or given; where to find it; and one standard deviation over the value, where one is known.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from specsim.configs import Preset, list_presets
+from specsim.forward import build
+from specsim.machine import nearest_curve, stand_in
+from specsim.models import Model
+from specsim.profiles import AllReduceCurve, Group, Profile
+from specsim.scenarios import Scenario
+
+Source = dict[str, Any]
+KINDS = ("measured", "fitted", "published", "datasheet", "assumed")
+
+
+def sources_of(s: Scenario) -> list[Source]:
+    """The sources of one scenario's costs, acceptance and shapes."""
+    box = s.profile
+    found = [_group(f"{box.name}: {box.gpu.name}", box.gpu)]
+    for name in _classes(s):
+        if name in box.operators:
+            found.append(_group(f"{box.name}: {name}", box.operators[name]))
+        else:
+            other = stand_in(name, box.operators)
+            found.append({**_group(f"{box.name}: {name}, for which {other} stands in", box.operators[other]), "kind": "assumed"})  # fmt: skip
+    found += [_group(f"{box.name}: {_words(curve)}", curve) for curve in _curves(s)]
+    found.append(_group(f"{box.name}: launches", box.launch))
+    found += _terms(s)
+    found += [_shape(model) for model in (s.model, s.draft) if model is not None]
+    if s.acceptance is not None and s.method != "none":
+        kind = "given" if s.acceptance.source.startswith("given") else "published"
+        found.append(_source("acceptance", kind, s.acceptance.source))
+    if s.model.experts is not None and s.routing is None:
+        found.append(_source("expert popularity", "assumed", "uniform; --routing gives another"))
+    return found
+
+
+def sources_of_all(scenarios: Iterable[Scenario]) -> list[Source]:
+    """The sources of several scenarios, each once."""
+    return list({repr(source): source for s in scenarios for source in sources_of(s)}.values())
+
+
+def sources_of_profile(box: Profile) -> list[Source]:
+    """Every group of a profile."""
+    groups: list[tuple[str, Group]] = [(box.gpu.name, box.gpu), *box.operators.items()]
+    groups += [(_words(curve), curve) for curve in box.allreduce]
+    groups += [("launches", box.launch), *((f"engine terms, {name}", terms) for name, terms in box.engines.items())]
+    return [_group(f"{box.name}: {name}", group) for name, group in groups]
+
+
+def _source(of: str, kind: str, reference: str, date: str | None = None, relative: float | None = None) -> Source:
+    return {"of": of, "kind": kind, "reference": reference, "date": date, "relative_uncertainty": relative}
+
+
+def _group(of: str, group: Group) -> Source:
+    source = group.source
+    return _source(of, source.kind, source.reference, source.date, group.relative_uncertainty)
+
+
+def _words(curve: AllReduceCurve) -> str:
+    return f"all-reduce, {curve.implementation}, {curve.ranks} ranks, {curve.mode}"
+
+
+def _shape(model: Model) -> Source:
+    preset = _presets().get(model.name) if model.source.startswith("preset ") else None
+    if preset is None:
+        return _source(f"shape of {model.name}", "given", model.source or model.name)
+    return _source(f"shape of {model.name}", "published", preset.source or preset.hf_id or preset.name)
+
+
+@functools.cache
+def _presets() -> dict[str, Preset]:
+    return {preset.name: preset for preset in list_presets()}
+
+
+def _classes(s: Scenario) -> list[str]:
+    """Operator classes of the scenario's passes, sorted."""
+    passes = [build(s.model, s.parallel, s.engine, True)]
+    if s.draft is not None:
+        passes.append(build(s.draft, s.parallel, s.engine, True, fc=True))
+    return sorted({o.rate for p in passes for o in p.operators if o.component != "allreduce"})
+
+
+def _curves(s: Scenario) -> Iterator[AllReduceCurve]:
+    """The curves that serve some message size, by the engine's order of preference."""
+    curves: dict[tuple[str, int, str], AllReduceCurve] = {
+        (c.implementation, c.ranks, c.mode): c for c in s.profile.allreduce
+    }
+    if s.parallel.tp == 1 or not curves:
+        return
+    seen = set()
+    for graph in sorted({s.graph_phases.get(phase, True) for phase in ("decode", "draft", "verify", "extend")}):
+        limits = s.engine.allreduce_limits(
+            ranks=s.parallel.tp, link=s.profile.link, graph=graph, options=s.network.options
+        )
+        names = tuple(name for name, _ in limits)
+        for place in range(len(names)):
+            curve = nearest_curve(curves, names[place:], s.parallel.tp, "graph" if graph else "eager")
+            if (key := _words(curve)) not in seen:
+                seen.add(key)
+                yield curve
+
+
+def _terms(s: Scenario) -> Iterator[Source]:
+    """The engine's terms: those that the profile has fitted together, the description's own one by one."""
+    fitted = s.profile.engines.get(s.engine.name)
+    if fitted is not None:
+        yield _group(f"{s.profile.name}: engine terms, {s.engine.name}", fitted)
+    for name, term in s.engine.terms.items():
+        if fitted is None or getattr(fitted, name) is None:
+            word = term.source.split()[0].strip(":")
+            kind = word if word in KINDS else "assumed"
+            yield _source(
+                f"{s.engine.name} {s.engine.version}: {name}", kind, term.source, None, term.relative_uncertainty
+            )
