@@ -7,7 +7,6 @@ import re
 from collections import Counter
 from pathlib import Path
 
-import click
 import pytest
 from pages import (
     FENCE,
@@ -15,7 +14,6 @@ from pages import (
     PAGES,
     ROOT,
     SHELL,
-    Shown,
     commands,
     fences,
     folder,
@@ -25,7 +23,7 @@ from pages import (
     steps,
 )
 
-from specsim.cli import COMMANDS, group
+from specsim.cli import COMMANDS
 
 SHOWN = {
     page: [shown for fence in fences(page) if fence.language in SHELL for shown in commands(fence)] for page in PAGES
@@ -81,29 +79,6 @@ def test_make_targets_and_scripts_exist() -> None:
         )
         for script in re.findall(r"\bpython (\w+/\w+\.py)", text):
             assert (ROOT / script).exists(), f"{page.name}: {script}"
-
-
-def _examples() -> list[str]:
-    """The examples of every `--help`."""
-    context = click.Context(group, info_name="specsim")
-    found, waiting = [], [group.get_command(context, name) for name in COMMANDS]
-    while waiting:
-        command = waiting.pop()
-        assert command is not None
-        if isinstance(command, click.Group):
-            waiting += command.commands.values()
-        found += re.findall(r"^ +(?:Example: +)?(specsim .*)$", f"{command.help}\n{command.epilog or ''}", re.MULTILINE)
-    return found
-
-
-def test_examples_of_help_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every option in an example of `--help` exists and takes the value given."""
-    monkeypatch.chdir(tmp_path)
-    examples = _examples()
-    assert {line.split()[1] for line in examples} == set(COMMANDS)
-    fence = fences(ROOT / "README.md")[0]
-    for line in examples:
-        parse(Shown(line, fence))
 
 
 def test_fields_of_json_documents_are_those_printed() -> None:
