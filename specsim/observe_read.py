@@ -12,6 +12,7 @@ import io
 import json
 import os
 import re
+import shlex
 import sys
 import time
 import zlib
@@ -359,6 +360,16 @@ def scrub(value: Any) -> Any:
     if isinstance(value, float) and value - value != 0.0:
         return None
     return value
+
+
+def without_secrets(line: str) -> str:
+    """A launch line as it may be shown to others: keys and tokens are redacted."""
+    try:
+        words = shlex.split(line)
+    except ValueError:  # an open quote: no launch line
+        return line
+    clean = scrub(words)
+    return line if clean == words else shlex.join(clean)
 
 
 # Flags that can change a step's time or the acceptance; nothing else of a server's configuration is stored.

@@ -11,7 +11,7 @@ give the same results to the bit. Memory does not grow with the number of reques
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Protocol
@@ -26,6 +26,7 @@ from specsim.simulation_reference import M1, M2, Reference
 from specsim.workload import Requests
 
 Ints = NDArray[np.int64]
+PIECE = 8192  # requests between two reports of progress
 
 
 class Run(Protocol):
@@ -58,12 +59,14 @@ def simulate(
     seed: int = 0,
     targets_ms: Mapping[str, float] | None = None,
     compiled: bool | None = None,
+    progress: Callable[[int], None] | None = None,
 ) -> Simulation:
     """Run requests through a server.
 
     concurrency: requests in flight at most; a request beyond waits at its client, and its clock starts when it is sent.
     seed: of the acceptance draws (the requests have their own). targets_ms: limits of "ttft", "tpot" and "e2e_latency"
-    for goodput. compiled: None takes numba where it is installed. Raises InputError when no request can run.
+    for goodput. compiled: None takes numba where it is installed. progress: called with the requests that are done, after
+    each block of them. Raises InputError when no request can run.
     """
     for name, limit in (targets_ms or {}).items():
         if name not in ("ttft", "tpot", "e2e_latency") or not 0 < limit < math.inf:
@@ -80,9 +83,14 @@ def simulate(
     for block in requests:
         x1 = first.integers(1, M1, len(block), dtype=np.int64)
         x2 = second.integers(1, M2, len(block), dtype=np.int64)
-        run.feed(block, x1, x2)
+        for i in range(0, len(block), PIECE):
+            part = slice(i, i + PIECE)
+            piece = Requests(block.arrival[part], block.input_tokens[part], block.output_tokens[part])
+            run.feed(piece, x1[part], x2[part])
+            collector.add(run.advance(False))
+            if progress is not None:
+                progress(sent + i)
         sent, last_arrival = sent + len(block), int(block.arrival[-1])
-        collector.add(run.advance(False))
     collector.add(run.advance(True))
     metrics = metrics_of(
         collector,

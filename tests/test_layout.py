@@ -25,9 +25,10 @@ READING_ORDER = """
     load_replay replay replay_text engine_fit fit_text nccl_tests link_tests importers
     fitting tables derive calibrate
     observe_read observe_checks observe_serving observe_sglang observe_vllm observe_llama
-    observe_bench observe_metrics observe_trace observations record_text
+    observe_bench observe_metrics observe_trace observations record_text asked
     live kernels server measure streams load setups validation
     fanout ranges sweeps sweep_rows sweep_run sweep_text steady policy plans launch_lines trace_stats
+    simulated simulated_text
     hypotheses probes evidence posterior experiments remedies diagnosis diagnose_text
 """.split()  # noqa: SIM905
 

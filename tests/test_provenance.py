@@ -11,8 +11,8 @@ from documents import COMMANDS, document, printed, text_of
 
 import specsim
 from specsim.acceptance import Acceptance
-from specsim.commands.common import without_secrets
 from specsim.configs import load_preset
+from specsim.observe_read import without_secrets
 from specsim.profiles import load_profile
 from specsim.provenance import KINDS
 

@@ -133,7 +133,7 @@ def print_result(document: dict[str, Any]) -> None:
 def command_line() -> str:
     """The line that runs here, without what only says where it runs and where its output goes, and with what a file of
     defaults gave it; keys and tokens are redacted."""
-    from specsim.observe_read import scrub
+    from specsim.observe_read import scrub, without_secrets
 
     run = click.get_current_context().find_root().obj or {}
     words: list[str] = []
@@ -146,18 +146,6 @@ def command_line() -> str:
     if "defaults" in run and run["defaults"].keys:
         words = ["--no-config", *words, *run["defaults"].words()]
     return shlex.join(["specsim", *scrub(words)])
-
-
-def without_secrets(line: str) -> str:
-    """A launch line as it may be shown to others: keys and tokens are redacted."""
-    from specsim.observe_read import scrub
-
-    try:
-        words = shlex.split(line)
-    except ValueError:  # an open quote: no launch line
-        return line
-    clean = scrub(words)
-    return line if clean == words else shlex.join(clean)
 
 
 def note(message: str) -> None:
@@ -200,16 +188,18 @@ class Meter:
         self.wipe()
 
     def __call__(self, done: float, total: float, now: str = "", left_s: float | None = None) -> None:
-        """`now`: what runs at present. `left_s`: seconds to come, where they are known better than by proportion."""
+        """total: 0 where it is not known. now: what runs at present. left_s: seconds to come, where they are known better
+        than by proportion."""
         time_now = time.monotonic()
         if time_now - self.started < 1 or time_now - self.last < (REDRAWN_S if self.over else SAID_S):
             return
         self.last = time_now
         share = min(1.0, done / total) if total else 0.0
+        how = f"{share:.0%}" if total else f"{done:,.0f} so far"
         if left_s is None and share:
             left_s = (time_now - self.started) * (1 - share) / share
         left = "" if left_s is None else f", about {_duration(left_s)} left"
-        line = f"{self.what}: {share:.0%}{left}{f'; {now}' if now else ''}"
+        line = f"{self.what}: {how}{left}{f'; {now}' if now else ''}"
         if not self.over:
             note(line)
             return

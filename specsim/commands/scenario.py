@@ -10,7 +10,6 @@ import click
 from click.shell_completion import CompletionItem
 
 import specsim.names as known
-from specsim.commands.common import without_secrets
 
 if TYPE_CHECKING:
     from specsim.scenarios import Scenario
@@ -158,41 +157,14 @@ def without_defaults(options: dict[str, Any], wanted: Callable[[str], bool]) -> 
 
 
 def scenario_of(values: dict[str, Any]) -> Scenario:
-    """The scenario of a command's options; a launch line fills in what the options leave out.
+    """As `specsim.asked.scenario_of`, which loads the model when it is called: --help needs none of it."""
+    from specsim import asked
 
-    Raises InputError.
-    """
-    from specsim.scenarios import build
-
-    options, notes = options_of(values)
-    return build(**options).noted(notes)
+    return asked.scenario_of(values)
 
 
 def options_of(values: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The arguments of `specsim.scenarios.build` for a command's options, and notes on the launch line among them.
+    """As `specsim.asked.options_of`."""
+    from specsim import asked
 
-    Raises InputError.
-    """
-    from specsim.errors import InputError
-
-    options = {k: v for k, v in values.items() if v is not None and v != () and k not in ("sglang_args", "vllm_args")}
-    lines = [(engine, str(line)) for engine in ("sglang", "vllm") if (line := values.get(f"{engine}_args")) is not None]
-    for name, value in values.items():
-        if isinstance(value, str) and not value.strip():  # a shell variable that is not set
-            raise InputError("is empty", where="--" + name.replace("_", "-"), mend="give a value, or leave it out")
-    if len(lines) > 1:
-        raise InputError("two launch lines", where="--sglang-args and --vllm-args", mend="give one of them")
-    notes: tuple[str, ...] = ()
-    for engine, line in lines:
-        from specsim.launch import read_launch
-
-        launch = read_launch(engine, line)
-        asked = {**options, f"{engine}_args": without_secrets(line)}
-        defaults = {"tp": 1, "method": "none"}  # the engines' own
-        options = {**defaults, "flags": launch.flags, **launch.options, "engine": engine, **options, "asked": asked}
-        notes = launch.notes
-        if "model" not in options:
-            notes = (*notes, "the launch line names no model: the default one is priced")
-        if launch.unknown:
-            notes = (*notes, f"flags not known, left out: {', '.join(launch.unknown)}")
-    return options, notes
+    return asked.options_of(values)

@@ -1,0 +1,90 @@
+"""What people ask by options, on a command line or in Python: a launch line fills in what they leave out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from inspect import signature
+from typing import Any
+
+from specsim.errors import InputError, did_you_mean
+from specsim.prediction import SAMPLES, Prediction
+from specsim.prediction import predict as predict_scenario
+from specsim.scenarios import Scenario, build
+
+LAUNCH_LINES = {"sglang_args": "sglang", "vllm_args": "vllm"}
+NAMES = {p.name for p in signature(build).parameters.values() if p.kind is p.KEYWORD_ONLY} - {"asked"} | set(
+    LAUNCH_LINES
+)
+
+
+def scenario_of(values: Mapping[str, Any]) -> Scenario:
+    """The scenario of options by name; None and () are options left out. Raises InputError."""
+    options, notes = options_of(values)
+    return build(**options).noted(notes)
+
+
+def scenario(**options: Any) -> Scenario:
+    """A scenario from the options of `specsim predict`, with underscores: model, hardware, tp, batch, sglang_args, ...
+
+        >>> s = scenario(model="Llama-3.1-8B", hardware="1x-h200", batch=[1, 8], draft_tokens=4)
+        >>> s.method, s.batch.tolist()
+        ('eagle3', [1.0, 8.0])
+
+    batch, context, draft_tokens, num_steps and accept_rate may be arrays, for `specsim.evaluate`. Raises InputError, for
+    names that are no option as well.
+    """
+    return _known(options)
+
+
+def _known(options: Mapping[str, Any]) -> Scenario:
+    for name in options:
+        if name not in NAMES:
+            raise InputError(f"no option {name!r}", mend=did_you_mean(name, sorted(NAMES)))
+    return scenario_of(options)
+
+
+def predict(scenario: Scenario | None = None, *, samples: int = SAMPLES, seed: int = 0, **options: Any) -> Prediction:
+    """Predict one scenario, or what options say: those of `specsim predict`, with underscores.
+
+        >>> p = predict(draft_tokens=3, accept_rate=0.6)
+        >>> p.reachable, p.accept_length
+        (True, 1.96)
+
+    samples: parameter samples that the 80 % intervals come from; 0 is faster and has none. Raises InputError.
+    """
+    if scenario is not None and options:
+        raise InputError("a scenario and options", where="predict", mend="give one of them")
+    return predict_scenario(_known(options) if scenario is None else scenario, samples=samples, seed=seed)
+
+
+def options_of(values: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The arguments of `specsim.scenarios.build` for options by name, and notes on the launch line among them.
+
+    Raises InputError.
+    """
+    options = {k: v for k, v in values.items() if not _left_out(v) and k not in LAUNCH_LINES}
+    lines = [(engine, str(values[name])) for name, engine in LAUNCH_LINES.items() if values.get(name) is not None]
+    for name, value in values.items():
+        if isinstance(value, str) and not value.strip():  # a shell variable that is not set
+            raise InputError("is empty", where="--" + name.replace("_", "-"), mend="give a value, or leave it out")
+    if len(lines) > 1:
+        raise InputError("two launch lines", where="--sglang-args and --vllm-args", mend="give one of them")
+    notes: tuple[str, ...] = ()
+    for engine, line in lines:
+        from specsim.launch import read_launch  # a start-up without a launch line does not pay for it
+        from specsim.observe_read import without_secrets
+
+        launch = read_launch(engine, line)
+        asked = {**options, f"{engine}_args": without_secrets(line)}
+        defaults = {"tp": 1, "method": "none"}  # the engines' own
+        options = {**defaults, "flags": launch.flags, **launch.options, "engine": engine, **options, "asked": asked}
+        notes = launch.notes
+        if "model" not in options:
+            notes = (*notes, "the launch line names no model: the default one is priced")
+        if launch.unknown:
+            notes = (*notes, f"flags not known, left out: {', '.join(launch.unknown)}")
+    return options, notes
+
+
+def _left_out(value: Any) -> bool:
+    return value is None or (isinstance(value, tuple) and not value)

@@ -1,0 +1,231 @@
+"""A simulation asked for by options: `specsim simulate`, and `specsim.simulate` in Python."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from specsim.asked import scenario
+from specsim.errors import InputError
+from specsim.launch_lines import read_ranges
+from specsim.pages import Shown
+from specsim.policy import said
+from specsim.prediction import machine_of
+from specsim.provenance import sources_of
+from specsim.scenarios import Scenario
+from specsim.simulation import Simulation, check_rate
+from specsim.simulation import simulate as run_through
+from specsim.simulation_costs import Ranges, Server, server_of
+from specsim.workload import Lengths, Requests, Trace, synthetic
+
+REQUESTS, INPUT, OUTPUT = 1000, 1024, 256
+SMALL = 60_000  # decode steps of a sequence: plain Python is done with them before a kernel is compiled
+OF_A_TRACE = ("rate", "burstiness", "input_tokens", "output_tokens", "range_ratio")  # what a trace says itself
+
+
+@dataclass(frozen=True)
+class Load:
+    """What is sent to the server and what is asked of it, as the options of `specsim simulate` have it.
+
+    rate: requests a second; inf sends all at once. burstiness: Gamma shape of the gaps, 1 is Poisson. concurrency:
+    requests in flight at most; without a rate each is sent when one ends. trace: a file with arrivals and lengths, played
+    `speed` times as fast, its times spread over `spread` seconds. range_ratio: lengths are drawn from that share of the
+    tokens up to them. prefix_rate: share of each prompt in the prefix cache. accept_histogram: how often a cycle gained 1,
+    2, ... tokens. policy: a file with draft lengths by batch. ttft_ms, tpot_ms, e2e_ms: targets of goodput.
+    """
+
+    num_requests: int | None = None
+    rate: float | None = None
+    burstiness: float | None = None
+    concurrency: int | None = None
+    trace: Path | None = None
+    speed: float | None = None
+    spread: float | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    range_ratio: float | None = None
+    prefix_rate: float = 0.0
+    overhead_ms: float = 0.0
+    accept_histogram: tuple[float, ...] | None = None
+    policy: Path | None = None
+    chunk_tokens: int | None = None
+    no_overlap: bool = False
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    e2e_ms: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.trace is None and self.rate is None and self.concurrency is None:
+            raise InputError("no load", where="simulate", mend="give --rate, --concurrency or --trace")
+        if self.trace is not None:
+            for name in OF_A_TRACE:
+                if getattr(self, name) is not None:
+                    option = _flag(name)
+                    mend = f"leave {option} out"
+                    raise InputError(f"a trace has its own; {option} contradicts it", where="--trace", mend=mend)
+        for name in ("speed", "spread"):
+            if getattr(self, name) is not None and self.trace is None:
+                raise InputError("is about a trace", where=_flag(name), mend="give --trace, or leave it out")
+        if self.burstiness is not None and self.rate is None:
+            raise InputError("is about a rate", where="--burstiness", mend="give --rate, or leave it out")
+        for name in ("num_requests", "concurrency", "chunk_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"{value} is out of range", where=_flag(name), mend="give 1 or more")
+
+    @property
+    def lengths(self) -> tuple[Lengths, Lengths]:
+        """Of prompts and of answers, without a trace."""
+        ratio = 1.0 if self.range_ratio is None else self.range_ratio
+        given, made = self.input_tokens, self.output_tokens
+        return Lengths(INPUT if given is None else given, ratio), Lengths(OUTPUT if made is None else made, ratio)
+
+    @property
+    def open_rate(self) -> float | None:
+        """Requests a second where nothing but the rate limits what is in flight."""
+        closed = self.rate is None or math.isinf(self.rate) or self.concurrency is not None
+        return None if closed else self.rate
+
+    @property
+    def count(self) -> int:
+        """Requests, without a trace."""
+        return REQUESTS if self.num_requests is None else self.num_requests
+
+    def requests(self) -> Iterable[Requests] | Trace:
+        """The requests, block by block."""
+        if self.trace is not None:
+            speed = 1.0 if self.speed is None else self.speed
+            return Trace(Path(self.trace), limit=self.num_requests, speed=speed, spread_s=self.spread or 0.0, seed=self.seed)  # fmt: skip
+        rate = math.inf if self.rate is None else self.rate
+        shape = 1.0 if self.burstiness is None else self.burstiness
+        return synthetic(self.count, *self.lengths, rate, shape=shape, seed=self.seed)
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+@dataclass(frozen=True, repr=False)
+class Simulated(Shown):
+    """A finished simulation with what was asked: `run.metrics` holds latencies, throughput and the timeline."""
+
+    page_from = "specsim.simulated_text"
+
+    scenario: Scenario
+    load: Load
+    server: Server
+    run: Simulation
+    ranges: Ranges = ()
+    warnings: tuple[str, ...] = ()
+
+    def headline(self) -> str:
+        """One line: what was simulated."""
+        s = self.scenario
+        drafting = f"draft tokens by batch: {said(self.ranges)}" if self.ranges else f"{self.server.costs.most_rows} draft tokens"  # fmt: skip
+        spec = "" if s.method == "none" else f", {s.method} with {drafting}"
+        return f"{s.model.name} on {s.profile.name}, {s.engine.name} {s.engine.version}, TP {s.parallel.tp}{spec}"
+
+    def verdict(self) -> str:
+        """One sentence: what the server got done."""
+        m = self.run.metrics
+        good = f", {m.goodput:.4g} of them within the targets" if m.targets_ms else ""
+        done = f"{m.completed:,} requests in {m.duration_s:.4g} s: {m.request_throughput:.4g} requests a second{good}"
+        return f"{done}; {m.output_throughput:,.0f} output tokens a second."
+
+    def json(self) -> dict[str, Any]:
+        """The document of schema specsim.simulation/1."""
+        s, server, load = self.scenario, self.server, self.load
+        rate = "inf" if load.rate is None or math.isinf(load.rate) else load.rate
+        return {
+            "schema": "specsim.simulation/1",
+            "title": self.headline(),
+            "verdict": self.verdict(),
+            "backend": "specsim",
+            "dataset_name": "trace" if load.trace else "random",
+            "request_rate": "trace" if load.trace else rate,
+            "max_concurrency": load.concurrency,
+            "seed": load.seed,
+            "scenario": {
+                "model": s.names.get("model", s.model.name),
+                "draft": s.names.get("draft") or None,
+                "hardware": s.profile.name,
+                "engine": s.engine.name,
+                "tp": s.parallel.tp,
+                "method": s.method,
+                "draft_tokens": server.costs.most_rows,
+                "by_batch": [list(r) for r in self.ranges] or None,
+                "max_running_requests": server.max_running,
+                "chunk_tokens": server.chunk_tokens,
+                "kv_tokens": server.kv_tokens,
+                "overlap": server.overlap,
+                "prefix_rate": server.prefix_rate,
+                "overhead_ms": load.overhead_ms,
+            },
+            **self.run.metrics.json(),
+            "sources": sources_of(s),
+            "warnings": list(self.warnings),
+        }
+
+
+def simulate(*, progress: Callable[[float, float], None] | None = None, **options: Any) -> Simulated:
+    """Simulate a server under load: the options of `specsim simulate`, with underscores.
+
+        >>> found = simulate(model="Llama-3.1-8B", hardware="1x-h200", method="none", concurrency=4, num_requests=20)
+        >>> found.run.metrics.completed
+        20
+
+    Load options are the fields of `Load`; all others are those of `specsim.scenario`. progress: called with requests done
+    and in all. Raises InputError.
+    """
+    names = {field.name for field in fields(Load)}
+    asked = {name: value for name, value in options.items() if name in names and value is not None}
+    load = Load(**asked)
+    ranges: Ranges = ()
+    if load.policy is not None:
+        for name in ("draft_tokens", "num_steps"):
+            if options.get(name) is not None:
+                mend = f"leave {_flag(name)} out"
+                raise InputError(f"a policy says it; {_flag(name)} contradicts it", where="--policy", mend=mend)
+        ranges = read_ranges(Path(load.policy))
+    s = scenario(**{name: value for name, value in options.items() if name not in names})
+    server = server_of(
+        s,
+        machine_of(s),
+        concurrency=load.concurrency,
+        chunk_tokens=load.chunk_tokens,
+        overlap=False if load.no_overlap else None,
+        prefix_rate=load.prefix_rate,
+        overhead_s=load.overhead_ms / 1e3,
+        histogram=load.accept_histogram,
+        ranges=ranges,
+    )
+    requests = load.requests()
+    steps = math.inf
+    if load.trace is None:
+        inputs, outputs = load.lengths
+        steps = load.count * outputs.mean / server.accept_length
+        if load.open_rate is not None:
+            check_rate(server, load.open_rate, inputs.mean, outputs.mean)
+    targets = {"ttft": load.ttft_ms, "tpot": load.tpot_ms, "e2e_latency": load.e2e_ms}
+    run = run_through(
+        server,
+        requests,
+        concurrency=load.concurrency,
+        seed=load.seed,
+        targets_ms={name: limit for name, limit in targets.items() if limit is not None},
+        compiled=False if steps < SMALL else None,
+        progress=None if progress is None else lambda done: progress(done, load.count if load.trace is None else 0),
+    )
+    return Simulated(s, load, server, run, ranges, (*s.warnings, *run.warnings, *_notes(requests, run, steps)))
+
+
+def _notes(requests: Iterable[Requests] | Trace, run: Simulation, steps: float) -> Iterable[str]:
+    skipped = requests.skipped if isinstance(requests, Trace) else 0
+    if skipped:
+        yield f"{skipped:,} requests of the trace have no input or no output tokens and were left out"
+    if not run.compiled and steps > 20 * SMALL:
+        yield "numba is not installed, so this ran in plain Python: pip install 'specsim[fast]' is over 100 times faster"
