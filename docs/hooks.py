@@ -1,4 +1,4 @@
-"""What mkdocs does for this site beyond its plugins: formulas as MathML, and `--help` of every command as a page.
+"""What mkdocs does for this site beyond its plugins: formulas as MathML, and the reference from `--help` and docstrings.
 
 Both are made while building, so the site needs no script for them. A page that would load anything from another host
 fails the build.
@@ -14,6 +14,7 @@ import click
 from latex2mathml.converter import convert
 from mkdocs.exceptions import PluginError
 
+import specsim
 from specsim.cli import group
 
 
@@ -41,12 +42,23 @@ def _helps(of: click.Group, context: click.Context, depth: int) -> str:
     return "".join(_help(name, command, context, depth) for name, command in found if command is not None)
 
 
+def _names() -> str:
+    """A block of mkdocstrings for each public name, under the name that `import specsim` gives it."""
+    found = []
+    for name in specsim.__all__:
+        value = getattr(specsim, name)
+        found.append(f'::: {value.__module__}.{value.__qualname__}\n    options: {{heading: "specsim.{name}"}}')
+    return "\n\n".join(found)
+
+
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """In reference/commands.md, the line `::: help` becomes the help of every command."""
-    if page.file.src_uri != "reference/commands.md":
-        return markdown
-    every = _helps(group, click.Context(group, info_name="specsim"), 2)
-    return re.sub(r"^::: help$", lambda _: every, markdown, flags=re.MULTILINE)
+    """The reference pages hold a line `::: help` or `::: names` where what is generated goes."""
+    if page.file.src_uri == "reference/commands.md":
+        every = _helps(group, click.Context(group, info_name="specsim"), 2)
+        return markdown.replace("\n::: help\n", f"\n{every}\n")
+    if page.file.src_uri == "reference/python.md":
+        return markdown.replace("\n::: names\n", f"\n{_names()}\n")
+    return markdown
 
 
 LOADED = re.compile(
