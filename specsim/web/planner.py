@@ -115,8 +115,10 @@ class Planner:
             value = values.get(str(option.name))
             if value is None or value == ():
                 continue
-            if name in KINDS and Path(value).exists():
+            read = None
+            if name in KINDS:
                 read = load_profile(value) if name == "hardware" else load_model(value)
+            if read is not None and Path(value).exists():
                 digest = hashlib.sha256(_content(read).encode()).hexdigest()[:32]
                 self._own[digest] = read
                 files[name] = {"id": digest, "name": read.name, "file": Path(value).name, "about": _about(read)}
