@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import html as markup
 import importlib
-import itertools
 import re
 import textwrap
 import unicodedata
@@ -86,10 +85,15 @@ class Shown:
 
     def said(self) -> dict[str, str]:
         """The title and the verdict, as documents carry them; both stand before the first table, and may be missing."""
-        lines = itertools.takewhile(lambda part: isinstance(part, Line), self.page())
-        return {
-            line.style: line.text for line in lines if isinstance(line, Line) and line.style in ("title", "verdict")
-        }
+        found: dict[str, str] = {}
+        for line in self.page():
+            if not isinstance(line, Line):
+                break
+            if line.style in ("title", "verdict"):
+                found[line.style] = line.text
+            if line.style == "verdict":  # what follows it need not be laid out
+                break
+        return found
 
     def _repr_html_(self) -> str:
         return html(self.page())

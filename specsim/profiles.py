@@ -167,7 +167,13 @@ REQUIRED = ("gemm_bf16", "attention_gqa", "norm", "tiny")  # operator classes th
 
 def list_profiles() -> list[str]:
     """Names of the shipped profiles, sorted."""
-    return sorted(p.stem for p in folder().glob("*.yaml"))
+    return list(_shipped_names().values())
+
+
+@functools.cache
+def _shipped_names() -> dict[str, str]:
+    """Name by name in lower case."""
+    return {name.lower(): name for name in sorted(p.stem for p in folder().glob("*.yaml"))}
 
 
 def load_profile(name_or_path: str | os.PathLike[str]) -> Profile:
@@ -186,10 +192,9 @@ def load_profile(name_or_path: str | os.PathLike[str]) -> Profile:
 
 def load_shipped(name: str) -> Profile:
     """A shipped profile by name (any case); no file of that name is looked at. Raises InputError, with the nearest name."""
-    known = list_profiles()
-    found = next((n for n in known if n.lower() == name.lower()), None)
+    found = _shipped_names().get(name.lower())
     if found is None:
-        raise InputError(f"no hardware profile {name[:80]!r}", mend=did_you_mean(name[:80], known))
+        raise InputError(f"no hardware profile {name[:80]!r}", mend=did_you_mean(name[:80], list_profiles()))
     return _shipped(found)
 
 

@@ -394,7 +394,7 @@ def test_of_a_dropped_profile_only_what_predicts_is_kept():
     raw = (folder() / "1x-h200.yaml").read_bytes()
     assert parse_profile(raw.decode(), "box.yaml").environment
     planner = Planner()
-    kept = planner._files[planner.add_file("hardware", "box.yaml", raw)["id"]]
+    kept = planner._files[planner.add_file("hardware", "box.yaml", raw)["id"]].read
     assert isinstance(kept, Profile)
     assert (kept.environment, kept.samples) == ({}, {})
 

@@ -71,7 +71,7 @@ def command(
     defaults = run["defaults"].note() if "defaults" in run else ""
     from specsim.web.planner import Planner
 
-    planner = Planner(("specsim", *(["--no-config"] if defaults else []), "predict"))
+    planner = Planner("specsim --no-config predict" if defaults else "specsim predict")
     planner.start_with(options)
     app = guarded(planner, host, token, allow_host, debug=bool(run.get("debug")))
     if defaults:

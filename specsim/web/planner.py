@@ -12,9 +12,8 @@ import dataclasses
 import hashlib
 import io
 import json
-import shlex
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -42,6 +41,7 @@ from specsim.scenarios import Scenario, build
 from specsim.sweep_run import run
 from specsim.sweeps import Spec
 
+PREDICT = "specsim predict"
 KINDS = ("model", "draft", "hardware")
 FILE_BYTES = 2**20  # of a dropped file
 FILES, ANSWERS, AROUND, MACHINES = 32, 256, 32, 16  # kept, the least recently used go first
@@ -79,15 +79,27 @@ _CONTEXT = click.Context(_options, info_name="predict")
 NAMES = {option.opts[0].lstrip("-"): option for option in _options.params if isinstance(option, click.Option)}
 
 
+@dataclasses.dataclass(frozen=True)
+class Kept:
+    """What was read of a file, and what a command line calls it."""
+
+    read: Model | Profile
+    file: str
+
+    def json(self, digest: str) -> dict[str, str]:
+        """As the page knows it."""
+        return {"id": digest, "name": self.read.name, "file": Path(self.file).name, "about": _about(self.read)}
+
+
 class Planner:
     """Answers requests. Bounded: it keeps some files, machines and answers, and nothing else between requests."""
 
-    def __init__(self, command: Sequence[str] = ("specsim", "predict")) -> None:
-        """command: the words that a page's command begins with."""
-        self.command = tuple(command)
+    def __init__(self, command: str = PREDICT) -> None:
+        """command: what the commands that the page shows begin with."""
+        self.command = command
         self.start: dict[str, Any] = {"options": {}, "files": {}}
-        self._own: dict[str, Model | Profile] = {}  # of the one who serves: never forgotten
-        self._files: OrderedDict[str, Model | Profile] = OrderedDict()
+        self._own: dict[str, Kept] = {}  # of the one who serves: never forgotten
+        self._files: OrderedDict[str, Kept] = OrderedDict()
         self._machine = lru_cache(MACHINES)(self._build_machine)
         self._answer = lru_cache(ANSWERS)(self._make_answer)
         self._around = lru_cache(AROUND)(self._make_around)
@@ -120,8 +132,8 @@ class Planner:
                 read = load_profile(value) if name == "hardware" else load_model(value)
             if read is not None and Path(value).exists():
                 digest = hashlib.sha256(_content(read).encode()).hexdigest()[:32]
-                self._own[digest] = read
-                files[name] = {"id": digest, "name": read.name, "file": Path(value).name, "about": _about(read)}
+                self._own[digest] = Kept(read, value)
+                files[name] = self._own[digest].json(digest)
             else:
                 options[name] = list(value) if name == "eager" else _text(value)
         self.start = {"options": options, "files": files}
@@ -144,11 +156,11 @@ class Planner:
             raise InputError(
                 "holds too many different layers, operators or curves", where=shown, mend="use specsim predict"
             )
-        self._files[digest] = read
+        self._files[digest] = Kept(read, shown)
         self._files.move_to_end(digest)
         while len(self._files) > FILES:
             self._files.popitem(last=False)
-        return {"id": digest, "name": read.name, "file": shown, "about": _about(read)}
+        return self._files[digest].json(digest)
 
     def answer(self, request: Any) -> bytes:
         """All that the page shows of a request, as JSON. Raises InputError, with the text of the command line."""
@@ -163,23 +175,22 @@ class Planner:
 
     def document(self, request: Any) -> str:
         """What `predict --json` prints, to the byte."""
-        prediction, _ = self.predict(request)
-        return json.dumps(prediction.json(), indent=2, allow_nan=False) + "\n"
+        return json.dumps(self.predict(request).json(), indent=2, allow_nan=False) + "\n"
 
     def table(self, request: Any) -> str:
         """The prediction as CSV."""
-        return as_csv(self.predict(request)[0])
+        return as_csv(self.predict(request))
 
-    def predict(self, request: Any) -> tuple[Prediction, str]:
-        """The prediction of a request and the command that makes it. Raises InputError."""
+    def predict(self, request: Any) -> Prediction:
+        """The prediction of a request. Raises InputError."""
         request = _checked(request)
-        scenario, command, _ = self._scenario(request["options"], request["files"])
+        scenario, _ = self._scenario(request["options"], request["files"])
         engine = scenario.engine
         box = request["files"].get("hardware") or scenario.profile.name
-        return predict(scenario, machine=self._machine(box, engine)), command
+        return predict(scenario, machine=self._machine(box, engine))
 
     def _make_answer(self, canonical: str) -> bytes:
-        p, command = self.predict(json.loads(canonical))
+        p = self.predict(json.loads(canonical))
         document = p.json()
         lines = {"sglang": sglang_line(p.scenario), "vllm": vllm_line(p.scenario)}
         config = vllm_config(p.scenario)
@@ -191,7 +202,7 @@ class Planner:
             "rows": text.sourced_rows(p),
             "charts": [chart.json() for chart in charts_for(document)],
             **{key: document[key] for key in ("scenario", "accept_rate", "accept_length", "warnings")},
-            "command": command,
+            "command": self.command + str(document["command"]).removeprefix(PREDICT),
             "launch": {**lines, "vllm_config": None if config is None else json.dumps(config)},
             "gpus": p.scenario.profile.gpus,
         }
@@ -199,7 +210,7 @@ class Planner:
 
     def _make_around(self, canonical: str) -> bytes:
         request = json.loads(canonical)
-        scenario, _, arguments = self._scenario(request["options"], request["files"])
+        scenario, arguments = self._scenario(request["options"], request["files"])
         charts: list[Chart] = []
         if scenario.method != "none" and scenario.topk == 1:
             rates = scenario.acceptance.rates if scenario.acceptance else (None,)
@@ -215,34 +226,31 @@ class Planner:
         shown = [chart.json() for chart in charts if chart.key in ("best", "breakeven")][:1]
         return json.dumps({"charts": shown}, separators=(",", ":"), allow_nan=False).encode()
 
-    def _scenario(self, options: dict[str, Any], files: dict[str, str]) -> tuple[Scenario, str, dict[str, Any]]:
-        """The scenario, the command that predicts it, and the arguments of `build` that made it."""
-        dropped = {kind: self._file(digest) for kind, digest in files.items()}
-        if None in dropped.values():
-            raise Missing([kind for kind, file in dropped.items() if file is None])
-        given = [(name, options[name]) for name in NAMES if name in options]  # in the order of the command's help
-        arguments = [(name, each) for name, value in given for each in (value if name == "eager" else [value])]
-        values = _read(given)
+    def _scenario(self, options: dict[str, Any], files: dict[str, str]) -> tuple[Scenario, dict[str, Any]]:
+        """The scenario, and the arguments of `build` that made it."""
+        kept = {kind: self._file(digest) for kind, digest in files.items()}
+        dropped = {kind: file for kind, file in kept.items() if file is not None}
+        if len(dropped) < len(kept):
+            raise Missing([kind for kind in kept if kind not in dropped])
+        values = _read([(name, options[name]) for name in NAMES if name in options])
         resolved, notes = options_of(values)
-        resolved.update(dropped)
-        if "asked" in resolved:
-            resolved["asked"] = {**resolved["asked"], **dropped}
+        asked = {**resolved.get("asked", resolved), **{kind: file.file for kind, file in dropped.items()}}
+        resolved.update({kind: file.read for kind, file in dropped.items()}, asked=asked)
         for kind in KINDS:
             if isinstance(resolved.get(kind), str):
                 resolved[kind] = _shipped(kind, resolved[kind])
         _check(resolved)
-        words = [word for name, value in arguments for word in (f"--{name}", value)]
-        words += [word for kind, file in dropped.items() if file for word in (f"--{kind}", file.name)]
-        return build(**resolved).noted(notes), shlex.join([*self.command, *words]), resolved
+        return build(**resolved).noted(notes), resolved
 
-    def _file(self, digest: str) -> Model | Profile | None:
+    def _file(self, digest: str) -> Kept | None:
         """A kept file, which counts as used now."""
         if digest in self._files:
             self._files.move_to_end(digest)
         return self._own.get(digest) or self._files.get(digest)
 
     def _build_machine(self, box: str, engine: Engine) -> Machine:
-        found = self._file(box) or load_shipped(box)
+        kept = self._file(box)
+        found = kept.read if kept else load_shipped(box)
         assert isinstance(found, Profile)
         return build_machine(found, engine, samples=SAMPLES)
 
