@@ -108,7 +108,7 @@ def test_moving_sliders_moves_the_verdict_the_charts_and_the_link(opened):
 def test_a_link_reproduces_the_state(opened):
     link = "#model=Llama-3.1-8B&hardware=2x-h200&engine=vllm&batch=24&context=8k&draft-tokens=4&accept-length=2.2&eager=verify"
     page = opened(link)
-    words = ["--model", "Llama-3.1-8B", "--hardware", "2x-h200", "--engine", "vllm", "--batch", "24", "--context", "8k", "--draft-tokens", "4"]  # fmt: skip
+    words = ["--model", "Llama-3.1-8B", "--hardware", "2x-h200", "--engine", "vllm", "--batch", "24", "--context", "8192", "--draft-tokens", "4"]  # fmt: skip
     expected = predicted(*words, "--accept-length", "2.2", "--eager", "verify")
     with page.expect_download() as download:
         page.get_by_role("button", name="JSON", exact=True).click()
@@ -117,6 +117,9 @@ def test_a_link_reproduces_the_state(opened):
     assert page.locator("#batch-number").input_value() == "24"
     assert page.locator("#accept").input_value() == "accept-length"
     assert page.locator("[name=eager][value=verify]").is_checked()
+    page.locator("#sources-title").click()
+    page.locator("#sources tbody tr").first.wait_for()
+    assert page.locator("#sources tbody tr").count() == len(expected["sources"])
     with page.expect_download() as download:
         page.get_by_role("button", name="CSV").click()
     assert Path(download.value.path()).read_text().startswith("table,name,value,low,high")

@@ -124,9 +124,29 @@ async function show(found, since) {
   $("notes").replaceChildren(...found.warnings.map((note) => element("li", {}, note)));
   $("notes-box").hidden = !found.warnings.length;
   remember();
+  sources();
   survey();
   await showCharts($("charts"), found.charts);
   document.body.dataset.chartsMs = (performance.now() - since).toFixed(1);
+}
+
+// Sources are many rows, so they are asked for when somebody looks, and again when moves pause.
+let sourcing = 0;
+
+function sources() {
+  clearTimeout(sourcing);
+  if ($("sources-box").open) sourcing = setTimeout(showSources, 300);
+}
+
+async function showSources() {
+  try {
+    const response = await post("document", request());
+    if (!response.ok) return;
+    const found = (await response.json()).sources;
+    const spread = (share) => (share === null ? "" : `${+(100 * share).toPrecision(2)} %`);
+    const rows = found.map((one) => [one.of, one.kind, spread(one.relative_uncertainty), one.date, one.reference]);
+    table($("sources"), ["of", "kind", "±", "date", "where"], rows, "Sources");
+  } catch { /* the next prediction says that there is no server */ }
 }
 
 // The chart of draft lengths takes longer, so it is asked for when moves pause, and only when it would change.
@@ -315,6 +335,7 @@ function listen() {
     event.preventDefault(); // the fragment is the state's
     $("details").focus();
   });
+  $("sources-box").addEventListener("toggle", sources);
   $("copy-link").addEventListener("click", copyLink);
   document.querySelectorAll("[data-download]").forEach((button) => button.addEventListener("click", () => download(button.dataset.download)));
   addEventListener("hashchange", () => { if (location.hash !== written) { recall(); controls(); changed(); } });
