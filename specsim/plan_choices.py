@@ -1,0 +1,96 @@
+"""The choices of a plan, from options: cuts of the boxes, by plain decoding and by each draft length."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
+from typing import Any
+
+from specsim.asked import NAMES, options_of, scenario_of
+from specsim.errors import InputError, did_you_mean
+from specsim.memory import memory
+from specsim.profiles import load_profile
+from specsim.scenarios import Scenario, build
+
+LISTS = ("hardware", "tp", "ep", "draft_tokens")  # options that take several values
+FIXED = ("batch", "context", "num_steps", "topk")  # what the load and the plan set
+DRAFT_TOKENS = (2, 3, 4, 5, 6, 7, 8)
+MOST = 2000  # choices
+Maker = Callable[[], Scenario]
+
+
+def choices(options: Mapping[str, Any]) -> tuple[list[Maker], tuple[int, ...], tuple[str, ...]]:
+    """(what builds each choice, the draft lengths, notes on a launch line), for options of a scenario of which those in
+    `LISTS` may hold several values. Raises InputError."""
+    single = {k: v for k, v in options.items() if k not in LISTS and v is not None and v != ()}
+    for name in single:
+        if name in FIXED:
+            where = "--" + name.replace("_", "-")
+            raise InputError("the load and --draft-tokens set it", where=where, mend="leave it out")
+        if name not in NAMES:
+            raise InputError(f"no option {name!r}", mend=did_you_mean(name, sorted(NAMES)))
+    boxes, ranks, groups, lengths = (_several(options.get(name)) for name in LISTS)
+    lengths = lengths or DRAFT_TOKENS
+    if min(lengths) < 2:
+        mend = "give 2 or more; off is always among the choices"
+        raise InputError(f"{min(lengths)} is below 2", where="--draft-tokens", mend=mend)
+    if "accept_length" in single and len(lengths) > 1:
+        mend = "give that --draft-tokens, or --accept-rate"
+        raise InputError("belongs to one draft length", where="--accept-length", mend=mend)
+    accepted = [k for k in single if k.startswith("accept")]
+    base, notes = options_of(single)
+    base = {k: v for k, v in base.items() if k not in (*FIXED, "draft_tokens")}
+    plain = {k: v for k, v in base.items() if k not in (*accepted, "draft")} | {"method": "none"}
+    makers: list[Maker] = []
+    for box in boxes or (None,):
+        for tp, ep in product(ranks or _cuts(plain, box), groups or (None,)):
+            cut = {k: v for k, v in (("hardware", box), ("tp", tp), ("ep", ep)) if v is not None}
+            makers.append(functools.partial(build, **{**plain, **cut}))
+            if accepted and base.get("method") != "none":
+                makers += [
+                    functools.partial(build, **{**base, **cut, "draft_tokens": d, "num_steps": d - 1, "topk": 1})
+                    for d in lengths
+                ]
+    if len(makers) > MOST:
+        raise InputError(f"{len(makers):,} choices", where="plan", mend="shorten the lists")
+    return makers, lengths, notes
+
+
+def drafting(options: Mapping[str, Any], best: Scenario) -> Scenario:
+    """The best choice's scenario with speculation, whatever its acceptance."""
+    if best.method != "none":
+        return best
+    kept = {k: v for k, v in options.items() if k not in LISTS and not k.startswith("accept") and v is not None}
+    boxes = (
+        b
+        for b in _several(options.get("hardware"))
+        if not isinstance(b, str) or load_profile(b).name == best.profile.name
+    )
+    hardware = next(boxes, best.profile.name)  # a file has another name than its profile
+    return scenario_of({**kept, "hardware": hardware, "tp": best.parallel.tp, "ep": best.parallel.ep})
+
+
+def _several(value: Any) -> tuple[Any, ...]:
+    """The values of an option that takes one or several."""
+    if value is None:
+        return ()
+    return tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
+
+
+def _cuts(options: Mapping[str, Any], box: Any) -> tuple[int | None, ...]:
+    """Every power of two of ranks on which the model fits a box, or the box's default."""
+    if "flags" in options:  # a launch line says it
+        return (None,)
+    here = {**options, **({"hardware": box} if box is not None else {})}
+    whole = build(**here)
+    found: list[int | None] = []
+    for tp in (2**i for i in range(11)):
+        if tp <= whole.profile.gpus:
+            try:
+                s = build(**{**here, "tp": tp})
+            except InputError:
+                continue
+            if memory(s).fits:
+                found.append(tp)
+    return tuple(found) or (None,)

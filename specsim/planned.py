@@ -1,0 +1,272 @@
+"""A plan asked for by options: `specsim plan`, and `specsim.plan` in Python."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from specsim.errors import InputError
+from specsim.files import write_atomically
+from specsim.launch_lines import sglang_adaptive, sglang_line, vllm_config, vllm_line
+from specsim.pages import Shown
+from specsim.plan_choices import choices, drafting
+from specsim.plans import Choice, Plan, Targets
+from specsim.plans import plan as plan_scenarios
+from specsim.policy import policy_json
+from specsim.prediction import machine_of
+from specsim.provenance import sources_of_all
+from specsim.scenarios import Scenario
+from specsim.simulation import simulate
+from specsim.simulation_costs import server_of
+from specsim.steady import Requests
+from specsim.trace_stats import TraceStats, every, trace_stats
+from specsim.workload import Lengths, Trace, synthetic
+
+CONTEXTS = (1024, 4096, 16384, 65536)  # of the policies, beside the load's own
+INPUT, OUTPUT = 1024, 256
+PLAIN = 300_000  # decode steps of a sequence: plain Python is done with them before a kernel is compiled
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The load and what is asked of a plan, as the options of `specsim plan` have it.
+
+    rate: requests a second over all replicas. input_tokens, output_tokens: means; or a trace, whose busiest minute gives the
+    rate. ttft_ms, tpot_ms: targets of the mean request. speedup: to give drafters' targets for. hysteresis: gain that a
+    switch of the draft length must bring. headroom: share by which the rate may grow. price_per_gpu_hour: for the cost of a
+    million output tokens. policy: the file that the launch lines name. simulate: confirm by simulating one replica.
+    """
+
+    rate: float | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    trace: Path | None = None
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    speedup: float = 1.5
+    hysteresis: float = 0.03
+    headroom: float = 0.1
+    max_gpus: int | None = None
+    price_per_gpu_hour: float | None = None
+    policy: Path | None = None
+    simulate: bool = False
+    num_requests: int = 2000
+    seed: int = 0
+
+    def load(self) -> tuple[float, Requests, TraceStats | None]:
+        """(rate, mean request, what the trace says). Raises InputError."""
+        if self.trace is not None:
+            for name in ("input_tokens", "output_tokens"):
+                if getattr(self, name) is not None:
+                    option = "--" + name.replace("_", "-")
+                    mend = f"leave {option} out"
+                    raise InputError(f"a trace has its own; {option} contradicts it", where="--trace", mend=mend)
+            stats = trace_stats(Path(self.trace))
+            rate = stats.peak_rate if self.rate is None else self.rate
+            return rate, Requests(stats.mean_input, stats.mean_output), stats
+        if self.rate is None:
+            raise InputError("no load", where="plan", mend="give --rate, or --trace")
+        given, made = self.input_tokens, self.output_tokens
+        return self.rate, Requests(float(INPUT if given is None else given), float(OUTPUT if made is None else made)), None  # fmt: skip
+
+
+@dataclass(frozen=True, repr=False)
+class Planned(Shown):
+    """A plan with what was asked: `plan.best` is the choice, `launch` how to start it."""
+
+    page_from = "specsim.planned_text"
+
+    plan: Plan
+    wanted: Wanted
+    trace: TraceStats | None = None
+    simulation: dict[str, Any] | None = None
+
+    @property
+    def met(self) -> bool:
+        """Whether the targets are met."""
+        return self.plan.met
+
+    @property
+    def launch(self) -> dict[str, Any]:
+        """Launch lines of the best choice; with a policy file, of a server that follows it."""
+        best = self.plan.best
+        s, ranges, file = best.scenario, best.ranges, str(self.wanted.policy or "policy.json")
+        if self.wanted.policy is not None:
+            s, ranges = _speculating(self.plan), self.plan.policies[0].rising
+        return {
+            "sglang": sglang_line(s, ranges, file),
+            "vllm": vllm_line(s, ranges),
+            "vllm_speculative_config": vllm_config(s, ranges),
+            "sglang_adaptive_config": sglang_adaptive(ranges) if len(ranges) > 1 else None,
+        }
+
+    def title(self) -> str:
+        """One line: what is planned for."""
+        s, r = self.plan.best.scenario, self.plan.requests
+        load = f"{self.plan.rate:.4g} requests a second of {r.input_tokens:,.0f} + {r.output_tokens:,.0f} tokens"
+        return f"{s.model.name}, {s.engine.name}: {load}"
+
+    def verdict(self) -> str:
+        """One sentence: what serves the load, or what misses its targets least."""
+        found, best = self.plan, self.plan.best
+        words = {"off": "no speculation", "by batch": "draft tokens by batch"}
+        where = f"{best.scenario.profile.name}, TP {best.scenario.parallel.tp}, {words.get(best.setting, f'{best.setting} draft tokens')}"  # fmt: skip
+        p = best.point
+        if not found.met:
+            limits = [f"{name} {limit:g} ms" for name, limit in (("TTFT", found.targets.ttft_ms), ("TPOT", found.targets.tpot_ms)) if limit is not None]  # fmt: skip
+            got = "" if p is None else f" (TTFT {p.ttft_s[0] * 1e3:,.4g} ms, TPOT {p.tpot_s[0] * 1e3:,.4g} ms with hardly any load)"  # fmt: skip
+            return f"Nothing meets {' and '.join(limits)}. The nearest miss is {best.miss - 1:.0%} off: {where}{got}."
+        assert p is not None
+        price = self.wanted.price_per_gpu_hour
+        cost = "" if price is None else f", {best.cost_per_million(found.rate, found.requests.output_tokens, price):.4g} a million output tokens"  # fmt: skip
+        sure = "" if found.tpot_ms is None else f" ({found.tpot_ms.interval})"
+        many = "s" if best.replicas > 1 else ""
+        tpot = f"TPOT {p.tpot_s[0] * 1e3:,.3g} ms{sure}, headroom {room(best, found.rate)}"
+        return f"{best.gpus} GPUs: {best.replicas} replica{many} of {where}; {tpot}{cost}."
+
+    def write_policy(self, path: Path) -> None:
+        """Write when to switch the draft length, as the plan's engine reads it. Raises InputError, WorkError."""
+        found = self.plan
+        if not found.policies:
+            what = "needs acceptance, and a drafter of chains whose length the engine can change"
+            raise InputError(what, where="--policy", mend="give --accept-rate")
+        ranges = found.policies[0].rising
+        if not any(k for *_, k in ranges):
+            mend = "leave it out, and launch without speculation"
+            raise InputError("speculation is off at every batch", where="--policy", mend=mend)
+        vllm = found.best.scenario.engine.name == "vllm"
+        document = vllm_config(_speculating(found), ranges) if vllm else sglang_adaptive(ranges)
+        write_atomically(path, json.dumps(document, indent=2) + "\n")
+
+    def json(self) -> dict[str, Any]:
+        """The document of schema specsim.plan/1."""
+        found, price = self.plan, self.wanted.price_per_gpu_hour
+        return {
+            "schema": "specsim.plan/1",
+            "title": self.title(),
+            "verdict": self.verdict(),
+            "load": {
+                "rate": found.rate,
+                "input_tokens": found.requests.input_tokens,
+                "output_tokens": found.requests.output_tokens,
+                "trace": None if self.trace is None else self.trace.json(),
+            },
+            "targets": {"ttft_ms": found.targets.ttft_ms, "tpot_ms": found.targets.tpot_ms},
+            "meets_targets": found.met,
+            "tpot_ms": None if found.tpot_ms is None else found.tpot_ms.json(),
+            "model": found.best.scenario.names.get("model", found.best.scenario.model.name),
+            "engine": found.best.scenario.engine.name,
+            "choices": [c.json(found.rate, found.requests, price) for c in found.choices],
+            "drafter_targets": [
+                {
+                    "draft_tokens": t.draft_tokens,
+                    "load": t.load,
+                    "batch": t.batch,
+                    "breakeven_accept_length": _six(t.breakeven_length),
+                    "breakeven_accept_rate": _six(t.breakeven_rate),
+                    "speedup": found.speedup,
+                    "speedup_accept_rate": _six(t.speedup_rate),
+                    "target_accept_rate": _six(t.target_rate),
+                }
+                for t in found.drafter_targets
+            ],
+            "policy": policy_json(found.policies, found.best.scenario.engine.name) if found.policies else None,
+            "launch": self.launch,
+            "simulation": self.simulation,
+            "sources": sources_of_all(c.scenario for c in found.choices),
+            "warnings": list(found.warnings),
+        }
+
+
+def plan(*, progress: Callable[[float, float], None] | None = None, **options: Any) -> Planned:
+    """Plan GPUs for a load: the options of `specsim plan`, with underscores.
+
+        >>> found = plan(model="Llama-3.1-8B", hardware=["1x-h200"], rate=2, tpot_ms=20)
+        >>> found.met, found.plan.best.gpus
+        (True, 1)
+
+    Options of the load and its targets are the fields of `Wanted`; all others are those of `specsim.scenario`, of which
+    hardware, tp, ep and draft_tokens may be lists. progress: called with choices done and in all. Raises InputError.
+    """
+    names = {field.name for field in fields(Wanted)}
+    wanted = Wanted(**{name: value for name, value in options.items() if name in names and value is not None})
+    rate, requests, stats = wanted.load()
+    asked = {name: value for name, value in options.items() if name not in names}
+    makers, draft_tokens, notes = choices(asked)
+    found = plan_scenarios(
+        _counted(makers, progress), rate, requests, Targets(wanted.ttft_ms, wanted.tpot_ms), drafting=functools.partial(drafting, asked),
+        headroom=wanted.headroom, max_gpus=wanted.max_gpus, draft_tokens=draft_tokens, speedup=wanted.speedup,
+        hysteresis=wanted.hysteresis, contexts=CONTEXTS,
+    )  # fmt: skip
+    found = replace(found, warnings=(*notes, *found.warnings))
+    return Planned(found, wanted, stats, _simulated(found, wanted, progress) if wanted.simulate and found.met else None)
+
+
+def _counted(
+    makers: list[Callable[[], Scenario]], progress: Callable[[float, float], None] | None
+) -> list[Callable[[], Scenario]]:
+    """The makers, each telling how far the plan is when its turn comes."""
+    if progress is None:
+        return makers
+    tell = progress
+
+    def told(i: int, make: Callable[[], Scenario]) -> Scenario:
+        tell(i, len(makers))
+        return make()
+
+    return [functools.partial(told, i, make) for i, make in enumerate(makers)]
+
+
+def room(c: Choice, rate: float) -> str:
+    """The headroom of a choice, in words."""
+    left = c.headroom(rate)
+    return f"{left:.0%}" if left < 10 else "over 1000%"
+
+
+def _six(x: float | None) -> float | None:
+    return None if x is None else float(f"{x:.6g}")
+
+
+def _speculating(found: Plan) -> Scenario:
+    """A scenario of the best choice's GPUs that drafts: its own, where it does."""
+    best = found.best.scenario
+    if best.method != "none":
+        return best
+    others = (c.scenario for c in found.choices if c.scenario.method != "none")
+    return next(s for s in others if (s.profile.name, s.parallel) == (best.profile.name, best.parallel))
+
+
+def _simulated(found: Plan, wanted: Wanted, progress: Callable[[float, float], None] | None) -> dict[str, Any]:
+    """One replica of the best choice under its share of the load."""
+    best = found.best
+    server = server_of(best.scenario, machine_of(best.scenario), ranges=best.ranges)
+    if wanted.trace is not None:
+        load = every(Trace(Path(wanted.trace)), best.replicas)
+    else:
+        inputs, outputs = Lengths(round(found.requests.input_tokens)), Lengths(round(found.requests.output_tokens))
+        load = synthetic(wanted.num_requests, inputs, outputs, found.rate / best.replicas, seed=wanted.seed)
+    targets = {"ttft": found.targets.ttft_ms, "tpot": found.targets.tpot_ms}
+    count = wanted.num_requests if wanted.trace is None else math.inf
+    plain = count * found.requests.output_tokens / server.accept_length < PLAIN
+    run = simulate(
+        server,
+        load,
+        compiled=False if plain else None,
+        seed=wanted.seed,
+        targets_ms={name: limit for name, limit in targets.items() if limit is not None},
+        progress=None if progress is None else lambda done: progress(done, count if wanted.trace is None else 0),
+    )
+    m = run.metrics
+    out: dict[str, Any] = {"requests": m.completed, "mean_batch": m.mean_batch, "utilisation": m.utilisation}
+    for name in ("ttft", "tpot"):
+        latency = m.latencies[name]
+        if latency is not None:
+            out |= {f"mean_{name}_ms": latency.mean, f"p50_{name}_ms": latency.median, f"p99_{name}_ms": latency.p99}
+    out["share_within_targets"] = m.goodput / m.request_throughput if m.request_throughput else 0.0
+    out["warnings"] = list(run.warnings)
+    return out

@@ -1,0 +1,126 @@
+"""A plan for people: the choice, what else there is, when to switch, what a drafter must reach, how to launch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from specsim.pages import Grid, Line, Page, grid
+from specsim.planned import Planned, room
+from specsim.plans import Choice, Target
+from specsim.policy import said
+
+SHOWN = 12  # choices
+
+
+def page(p: Planned) -> Page:
+    """The plan as people see it."""
+    found = p.plan
+    yield Line(p.title(), "title")
+    if p.trace is not None:
+        yield Line(p.trace.sentence())
+    yield Line()
+    yield Line(p.verdict(), "verdict")
+    yield Line()
+    yield _choices(p)
+    if len(found.choices) > SHOWN:
+        yield Line(f"{len(found.choices) - SHOWN} more choices: --json", "faint")
+    if found.policies:
+        yield Line()
+        yield from _policies(p)
+    if found.drafter_targets:
+        yield Line()
+        yield _targets(p)
+    if p.simulation is not None:
+        yield Line()
+        yield from _simulation(p)
+    yield Line()
+    launch = p.launch
+    yield Line("SGLang: " + launch["sglang"], "command")
+    yield Line("vLLM:   " + launch["vllm"], "command")
+    for warning in found.warnings:
+        yield Line(f"note: {warning}", "warning")
+
+
+def _choices(p: Planned) -> Grid:
+    price = p.wanted.price_per_gpu_hour
+    cost = () if price is None else (">cost/M",)
+    heads = ("hardware", ">TP", ">EP", ">draft tokens", ">GPUs", ">replicas", ">req/s each", ">TPOT ms", ">TTFT ms", ">batch", ">spare", *cost)  # fmt: skip
+    rows = [_row(c, p) for c in p.plan.choices[:SHOWN]]
+    if all(row[2] == "1" for row in rows):
+        heads, rows = (*heads[:2], *heads[3:]), [(*row[:2], *row[3:]) for row in rows]
+    return grid(heads, rows, keys=heads.index(">draft tokens") + 1)
+
+
+def _row(c: Choice, p: Planned) -> tuple[str, ...]:
+    s, price = c.scenario, p.wanted.price_per_gpu_hour
+    row = (s.profile.name, str(s.parallel.tp), str(s.parallel.ep), c.setting)
+    if c.server is None:
+        return (*row, "does not fit")
+    at = c.point
+    times = ("", "", "") if at is None else (f"{at.tpot_s[0] * 1e3:,.1f}", f"{at.ttft_s[0] * 1e3:,.0f}", f"{at.running[0]:.1f}")  # fmt: skip
+    if not c.replicas:
+        return (*row, "no", f"{c.miss - 1:.0%} off", "0", *times)
+    cost = () if price is None else (f"{c.cost_per_million(p.plan.rate, p.plan.requests.output_tokens, price):.3g}",)
+    return (*row, str(c.gpus), str(c.replicas), f"{c.rate_each:.3g}", *times, room(c, p.plan.rate), *cost)
+
+
+def _policies(p: Planned) -> Iterator[Line]:
+    """Draft lengths by batch at several contexts, and how the plan's own choice goes with them."""
+    found, best, here = p.plan, p.plan.best, p.plan.policies[0]
+    close = f"{p.wanted.hysteresis:.0%} of the best"
+    yield Line(f"draft tokens by batch of one replica, within {close}", "faint")
+    for policy in found.policies:
+        back = (
+            "" if policy.falling == policy.rising or policy is not here else f"; while it falls: {said(policy.falling)}"
+        )
+        yield Line(f"  context {policy.context:>7,}: {said(policy.rising)}{back}")
+    one = here.rising[0][2] if len(here.rising) == 1 else None
+    if p.wanted.policy is not None:
+        yield Line(f"{p.wanted.policy} and the launch lines follow that of context {here.context:,}")
+    elif best.ranges:
+        yield Line("the plan follows it: write the file that SGLang reads with --policy policy.json")
+    elif one != best.draft_tokens - 1:
+        at_its_own = f"the fastest at its own batch, though not within {close} at every other"
+        yield Line(f"the plan keeps {best.setting} ({f'no switching{_worth(p)}' if one is None else at_its_own})")
+
+
+def _worth(p: Planned) -> str:
+    """What switching would save, where a choice of as many GPUs switches."""
+    best = p.plan.best
+    other = next((c for c in p.plan.choices if c.ranges and c.point is not None and c.gpus == best.gpus), None)
+    if other is None or other.point is None or best.point is None:
+        return ""
+    saved = 1 - float(other.point.tpot_s[0] / best.point.tpot_s[0])
+    return f": switching would save {saved:.1%} of TPOT; --policy FILE writes it" if saved > 0 else ""
+
+
+def _targets(p: Planned) -> Grid:
+    found = p.plan
+    s = found.best.scenario
+    loads = list(dict.fromkeys((t.load, t.batch) for t in found.drafter_targets))
+    rows = []
+    for d in dict.fromkeys(t.draft_tokens for t in found.drafter_targets):
+        rows.append((str(d), *(_rates(t) for t in found.drafter_targets if t.draft_tokens == d)))
+    where = f"accept rate a drafter must reach, on {s.profile.name}, TP {s.parallel.tp}"
+    title = f"{where}: break-even | {found.speedup:g}x | the targets"
+    return grid((">draft tokens", *(f">{load:.0%} load, batch {batch}" for load, batch in loads)), rows, title)
+
+
+def _rates(t: Target) -> str:
+    rates = (t.breakeven_rate, t.speedup_rate, t.target_rate)
+    return " | ".join("none" if rate is None else f"{rate:.2f}" for rate in rates)
+
+
+def _simulation(p: Planned) -> Iterator[Line]:
+    m, at = p.simulation, p.plan.best.point
+    assert m is not None
+    assert at is not None
+    within = f"{m['share_within_targets']:.0%} within the targets"
+    yield Line(f"simulated: {m['requests']:,} requests through one replica, {within}")
+    for name, closed in (("TTFT", at.ttft_s), ("TPOT", at.tpot_s)):
+        key = name.lower()
+        if f"mean_{key}_ms" in m:
+            mean = f"mean {m[f'mean_{key}_ms']:,.4g} ms (closed form {closed[0] * 1e3:,.4g})"
+            yield Line(f"  {name}: {mean}, p50 {m[f'p50_{key}_ms']:,.4g}, p99 {m[f'p99_{key}_ms']:,.4g}")
+    for warning in m["warnings"]:
+        yield Line(f"note: {warning}", "warning")
