@@ -201,11 +201,18 @@ def _trace(path: Path) -> None:
     path.write_text("arrival_s,input_tokens,output_tokens\n" + rows, encoding="utf-8")
 
 
+def _runs(path: Path) -> None:
+    path.mkdir()
+    for name in ("llama8b-base", "llama8b-e3-s3-eager", "qwen3-30b-a3b-base", "qwen3-30b-a3b-e3-s3"):
+        shutil.copy(ROOT / "validation" / f"{name}.json", path)
+
+
 FILES: dict[str, Callable[[Path], object]] = {
     "my-model": _preset("Llama-3.1-8B"),
     "my-drafter": _preset("llama3-8b-eagle3"),
     "my-box.yaml": lambda path: shutil.copy(ROOT / "hardware" / "1x-h200.yaml", path),
     "trace.csv": _trace,
+    "runs": _runs,
     "validation": lambda path: path.symlink_to(ROOT / "validation", target_is_directory=True),
 }
 
