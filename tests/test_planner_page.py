@@ -105,6 +105,32 @@ def test_moving_sliders_moves_the_verdict_the_charts_and_the_link(opened):
     says(page, "at most 8")
 
 
+def test_the_legend_of_the_break_even_map_is_drawn(opened):
+    """Its gradient is looked up by the page's address: before any move, after one, and after "Start over"."""
+    page = opened()
+
+    def found() -> bool:
+        return page.evaluate(
+            """() => [...document.querySelectorAll('svg [fill^="url"]')].map((bar) => {
+              const [page, id] = bar.getAttribute("fill").slice(4, -1).replaceAll('"', "").split(/#(.*)/s);
+              return page === location.href.split("#")[0] && document.getElementById(id) !== null;
+            })"""
+        ) == [True]
+
+    page.wait_for_timeout(500)  # the state is written 300 ms after a move
+    page.locator("#draft-tokens-number").fill("4")
+    says(page, "of at most 4 tokens")
+    page.wait_for_timeout(500)
+    assert found()
+    page.locator("#reset").click()
+    says(page, "of at most 3 tokens")
+    page.wait_for_timeout(500)
+    page.locator("#draft-tokens-number").fill("5")
+    says(page, "of at most 5 tokens")
+    page.wait_for_timeout(500)
+    assert found()
+
+
 def test_a_link_reproduces_the_state(opened):
     link = "#model=Llama-3.1-8B&hardware=2x-h200&engine=vllm&batch=24&context=8k&draft-tokens=4&accept-length=2.2&eager=verify"
     page = opened(link)
@@ -170,6 +196,7 @@ def test_a_link_with_a_file_that_the_server_lacks_asks_for_it(new_page, address)
     page = new_page(offline=False, console=("409",))
     page.goto(f"{address}#model-file={'0' * 32}%2Fmine.json&batch=2")
     page.locator("#error", has_text="the dropped model file is not here; drop it again").wait_for()
+    assert page.locator("#verdict").inner_text() == "No prediction yet."
     assert page.locator(".pick[data-kind=model] .chip").inner_text().startswith("mine.json")
     drop(page, ".pick[data-kind=model]", "mine.json", (PRESETS / "Qwen3-8B.json").read_text())
     page.locator("#headline", has_text="mine").wait_for()
@@ -262,6 +289,7 @@ def test_by_keyboard_alone(opened):
     page.locator("[data-chart=speedup] summary").focus()
     page.keyboard.press("Enter")
     rows = page.locator("[data-chart=speedup] tbody tr")
+    rows.nth(10).wait_for()  # the table is written when it opens
     assert rows.count() == 11
     page.locator("#batch").focus()
     page.keyboard.press("ArrowRight")

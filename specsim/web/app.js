@@ -102,6 +102,7 @@ function announce(text) {
 
 function refuse(text) {
   $("error").textContent = text;
+  if (!answer) $("verdict").textContent = "No prediction yet.";
   document.body.dataset.state = "refused";
   remember();
 }
@@ -416,7 +417,8 @@ function write() {
   const state = new URLSearchParams();
   for (const [name, value] of Object.entries(options)) for (const each of [value].flat()) state.append(name, each);
   for (const [kind, { id, file }] of Object.entries(files)) state.append(`${kind}-file`, `${id}/${file}`);
-  history.replaceState(null, "", `#${state}`);
+  // No empty fragment: Vega cuts a gradient's address from the page's, and a bare # would stay in it.
+  history.replaceState(null, "", `${state}` ? `#${state}` : location.pathname + location.search);
   written = location.hash;
 }
 
