@@ -244,8 +244,10 @@ def _warnings(s: Scenario, machine: Machine, need: Memory) -> list[str]:
     for wanted, (used, _) in machine.stood_in.items():
         out.append(f"{s.profile.name} has no {wanted}: {used} stands in, with a wider interval")
     if not need.fits:
+        mends = ["raise --tp"] if s.parallel.tp < s.profile.gpus else []
+        mends += ["take another --hardware"] if need.weights > need.capacity else ["lower --batch and --context"]
         out.append(
             f"does not fit: {need.weights / 1e9:.1f} GB of weights and {need.kv / 1e9:.1f} GB of KV cache a GPU of "
-            f"{need.capacity / 1e9:.0f} GB; {'raise --tp or ' if s.parallel.tp < s.profile.gpus else ''}lower --batch and --context"
+            f"{need.capacity / 1e9:.0f} GB; {' or '.join(mends)}"
         )
     return out

@@ -289,6 +289,23 @@ def test_a_model_that_does_not_fit_is_a_warning_with_the_bytes(capsys: pytest.Ca
 
 
 @pytest.mark.parametrize(
+    ("arguments", "mend"),
+    [
+        ((), "GB; take another --hardware"),  # 673 GB of weights on 150 GB
+        (("--batch", "4096", "--context", "64k", "--model", "Qwen3-8B"), "GB; lower --batch and --context"),
+        (("--hardware", "8x-h100", "--tp", "1"), "GB; raise --tp or take another --hardware"),
+    ],
+)
+def test_what_does_not_fit_is_told_what_would(
+    arguments: tuple[str, ...], mend: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A smaller batch never makes room for weights that alone are too large."""
+    base = ("--model", "DeepSeek-R1", "--hardware", "1x-h200", "--method", "none")
+    p = document(capsys, *base, *arguments)
+    assert [w.endswith(mend) for w in p["warnings"] if "does not fit" in w] == [True]
+
+
+@pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (("--method", "none", "--draft-tokens", "4"), "have no meaning"),
