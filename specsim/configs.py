@@ -170,6 +170,12 @@ def _locate(given: str | os.PathLike[str]) -> Path:
         return preset
     if path.suffix == ".json":
         raise InputError("no such file", where=name_or_path, mend="check the path")
+    if name_or_path.startswith(("/", "./", "../", "~")):
+        raise InputError(
+            "no such folder or file",
+            where=name_or_path[:80],
+            mend="give a preset or the folder of a config.json (beside a launch line: --model)",
+        )
     names = tuple(p.stem for p in sorted(PRESETS.glob("*.json")))
     raise InputError(
         f"no model {name_or_path[:80]!r}: no preset, folder or file", mend=did_you_mean(name_or_path[:80], names)

@@ -209,6 +209,12 @@ def parse_profile(text: str, where: str) -> Profile:
     data = parse_yaml(text, where, "hardware profile")
     if not isinstance(data, dict):
         raise InputError("is not a mapping", where=where, mend="a profile starts with 'schema: specsim.hardware/1'")
+    if not data.keys() & Profile.model_fields.keys():
+        raise InputError(
+            "holds no key of a hardware profile",
+            where=where,
+            mend="`specsim calibrate` writes one; a config.json is for --model",
+        )
     for key in ("environment", "samples"):
         _refuse_odd_values(data.get(key), key, where)
     try:

@@ -227,6 +227,11 @@ def test_what_is_no_profile_is_refused(text):
     assert "\n" not in str(caught.value)
 
 
+def test_a_models_config_is_told_from_a_profile():
+    with pytest.raises(InputError, match=r"^config.json: holds no key of a hardware profile; .* --model$"):
+        parse_profile('{"hidden_size": 4096, "num_hidden_layers": 36}', "config.json")
+
+
 def test_repeated_keys_are_refused_with_their_line():
     text = text_of() + "gpus: 4\n"
     with pytest.raises(InputError, match=r"box.yaml, line \d+: key 'gpus' is given twice"):
