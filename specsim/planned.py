@@ -127,7 +127,8 @@ class Planned(Shown):
         sure = "" if found.tpot_ms is None else f" ({found.tpot_ms.interval})"
         many = "s" if best.replicas > 1 else ""
         tpot = f"TPOT {p.tpot_s[0] * 1e3:,.3g} ms{sure}, headroom {room(best, found.rate)}"
-        return f"{best.gpus} GPUs: {best.replicas} replica{many} of {where}; {tpot}{cost}."
+        gpus = "1 GPU" if best.gpus == 1 else f"{best.gpus} GPUs"
+        return f"{gpus}: {best.replicas} replica{many} of {where}; {tpot}{cost}."
 
     def write_policy(self, path: Path) -> None:
         """Write when to switch the draft length, as the plan's engine reads it. Raises InputError, WorkError."""

@@ -230,7 +230,7 @@ def plan(
     if best.replicas and max_gpus is not None and best.gpus > max_gpus:
         limit = max(c.rate_each * (max_gpus // c.scenario.parallel.tp) for c in ordered) / (1 + headroom)
         raise InputError(
-            f"{max_gpus} GPUs cannot serve {rate:g} requests a second within the targets and {headroom:.0%} headroom, the limit is {limit:.4g}",
+            f"{max_gpus} GPU{'s' if max_gpus > 1 else ''} cannot serve {rate:g} requests a second within the targets and {headroom:.0%} headroom, the limit is {limit:.4g}",
             where="--max-gpus",
             mend=f"lower --rate, loosen the targets, or use {best.gpus} GPUs",
         )

@@ -676,7 +676,7 @@ def test_vllm_policy_file_is_its_speculative_config(specsim, tmp_path):
         ([*BASE, "--accept-length", "2"], "--accept-length"),
         ([*BASE, "--hysteresis", "2"], "--hysteresis"),
         ([*BASE, "--policy", "x.json"], "--policy"),
-        ([*BASE, "--max-gpus", "1", "--tpot-ms", "5.5"], "1 GPUs cannot serve"),
+        ([*BASE, "--max-gpus", "1", "--tpot-ms", "5.5"], "1 GPU cannot serve"),
         (["plan", "--trace", "no-such.csv"], "no-such.csv"),
         (["plan", "--trace", "x.csv", "--input-tokens", "5"], "contradicts"),
         (["plan", "--rate", "1", "--hardware", "1x-h200"], "does not fit"),
