@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specsim.chart_style import (
@@ -38,6 +38,7 @@ LATENCIES = {
 PERCENTILES = {"median": "p50", "p90": "p90", "p95": "p95", "p99": "p99"}
 LARGE = ("decode", "verify", "cycle")  # phases whose error in percent matters
 TIMES = ("decode", "draft", "verify", "extend", "host", "cycle")
+UNDER_LOAD = ("ttft_median", "tpot_median", "tpot_p99")  # of the requests of a run by the clock
 
 
 def simulation_charts(document: Document) -> list[Chart]:
@@ -127,16 +128,29 @@ def rate_chart(document: Document) -> Chart:
 
 
 def validation_charts(document: Document) -> list[Chart]:
-    """Of specsim.validation/1."""
-    rows = [p for p in document["points"] if p["phase"] in TIMES and p["observed"] > 0 and p["predicted"] > 0]
-    return [agreement_chart(rows), residual_chart(rows)] if rows else []
+    """Of specsim.validation/1: step times, and the latencies of runs under load."""
+    steps, loads = (times_of(document, phases) for phases in (TIMES, UNDER_LOAD))
+    charts = [agreement_chart(steps, TIMES), residual_chart(steps)] if steps else []
+    if loads:
+        charts.append(agreement_chart(loads, UNDER_LOAD, "load", "Under load, predicted against observed"))
+    return charts
 
 
-def agreement_chart(points: list[dict[str, Any]]) -> Chart:
+def times_of(document: Document, phases: Sequence[str]) -> list[dict[str, Any]]:
+    """The points of some phases, ms, where both times are above 0."""
+    return [dict(p) for p in document["points"] if p["phase"] in phases and p["observed"] > 0 and p["predicted"] > 0]
+
+
+def agreement_chart(
+    points: list[dict[str, Any]],
+    order: Sequence[str],
+    key: str = "agreement",
+    title: str = "Predicted against observed",
+) -> Chart:
     """Predicted against observed, with intervals and the diagonal."""
     rows, note = few(points, MOST_POINTS)
     about = f"Predicted against observed times; lines are 80 % intervals, and on the diagonal both agree.{note}"
-    phases = [p for p in TIMES if any(r["phase"] == p for r in rows)]
+    phases = [p for p in order if any(r["phase"] == p for r in rows)]
     values = [v for r in rows for v in (r["observed"], r["predicted"])]
     ends = [{"observed": v, "predicted": v} for v in (min(values) * 0.8, max(values) * 1.25)]
     scale = {"type": "log", "domain": [ends[0]["observed"], ends[1]["observed"]], "nice": False}
@@ -153,7 +167,7 @@ def agreement_chart(points: list[dict[str, Any]]) -> Chart:
     spec = spec_of(bounded, about, layers, height=380)
     columns = {"record": "record", "phase": "phase", "batch": "batch", "context": "context", "observed": "observed, ms", "predicted": "predicted, ms",
                "low": "80 % from", "high": "to", "error": "error", "covered": "in the interval"}  # fmt: skip
-    return Chart("agreement", "Predicted against observed", about, spec, table_of(rows, columns))
+    return Chart(key, title, about, spec, table_of(rows, columns))
 
 
 def residual_chart(points: list[dict[str, Any]]) -> Chart:

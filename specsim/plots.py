@@ -271,14 +271,13 @@ def simulation_plot(document: Document, path: Path) -> None:
 
 def validation_plot(document: Document, path: Path) -> None:
     """Predicted against observed with intervals, and the residuals beside it."""
-    points = [
-        p for p in document["points"] if p["phase"] in chart_runs.TIMES and p["observed"] > 0 and p["predicted"] > 0
-    ]
+    order = chart_runs.TIMES if chart_runs.times_of(document, chart_runs.TIMES) else chart_runs.UNDER_LOAD
+    points = chart_runs.times_of(document, order)
     if not points:
         raise _nothing("no time was both observed and predicted", "give records of step times")
     with picture(path, 11, 5) as figure:
         scatter, residual = figure.subplots(1, 2)
-        for i, phase in enumerate(p for p in chart_runs.TIMES if any(r["phase"] == p for r in points)):
+        for i, phase in enumerate(p for p in order if any(r["phase"] == p for r in points)):
             mine = [p for p in points if p["phase"] == phase]
             x = [p["observed"] for p in mine]
             error = [

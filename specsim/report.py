@@ -116,11 +116,16 @@ def _section(heading: str, content: str | Sequence[str] | Table) -> str:
 
 
 def _sources(found: Sequence[Mapping[str, Any]]) -> Table:
-    rows = [
-        (s["of"], s["kind"], s["reference"], s.get("date"), None if s.get("relative_uncertainty") is None else f"{s['relative_uncertainty']:.0%}")
-        for s in found
-    ]  # fmt: skip
-    return Table(("number", "is", "reference", "date", "+- (one standard deviation)"), tuple(rows))
+    """A row a reference, with all numbers that come from it."""
+    groups: dict[tuple[str, str, str], list[Mapping[str, Any]]] = {}
+    for s in found:
+        groups.setdefault((s["kind"], s["reference"], (s.get("date") or "")[:10]), []).append(s)
+    rows = []
+    for (kind, reference, date), group in groups.items():
+        spread = sorted({s["relative_uncertainty"] for s in group if s.get("relative_uncertainty") is not None})
+        said = [f"{x:.0%}" for x in dict.fromkeys([*spread[:1], *spread[-1:]])]
+        rows.append((", ".join(s["of"] for s in group), kind, reference, date, " to ".join(dict.fromkeys(said))))
+    return Table(("numbers", "are", "reference", "date", "+- (one standard deviation)"), tuple(rows))
 
 
 def _again(document: Mapping[str, Any]) -> Iterator[str]:

@@ -109,6 +109,30 @@ def test_names_never_leave_their_text(name):
     assert found.open == []
 
 
+def test_numbers_of_one_reference_share_a_row_with_the_span_of_their_uncertainties():
+    sources = [
+        {
+            "of": "a",
+            "kind": "measured",
+            "reference": "a bench",
+            "date": "2026-11-29T10:00Z",
+            "relative_uncertainty": 0.02,
+        },
+        {
+            "of": "b",
+            "kind": "measured",
+            "reference": "a bench",
+            "date": "2026-11-29T11:00Z",
+            "relative_uncertainty": 0.1,
+        },
+        {"of": "c", "kind": "given", "reference": "a flag", "date": None, "relative_uncertainty": None},
+    ]
+    text = report({**document("prediction"), "sources": sources})
+    row = '<tr><th scope="row">a, b</th><td>measured</td><td>a bench</td><td>2026-11-29</td><td>2% to 10%</td></tr>'
+    assert row in text
+    assert '<th scope="row">c</th><td>given</td><td>a flag</td><td></td><td></td>' in text
+
+
 def big_sweep():
     """A sweep of 10,000 rows, and as many cells in each map: made by hand, as a command lists 2,000 at most."""
     found = document("sweep")
