@@ -35,3 +35,8 @@ with_rate = json.loads(specsim("predict", "--draft-tokens", "3", "--accept-rate"
 assert abs(with_rate["accept_length"] - 1.96) < 1e-9, with_rate["accept_length"]
 assert "kimi" in specsim("models", "list").lower()
 assert "pcie" in specsim("hardware", "list").lower()
+
+specsim("report", "--draft-tokens", "3", "--accept-rate", "0.6", "-o", "report.html")
+assert "vegaEmbed" in pathlib.Path("report.html").read_text(), "the report lacks its chart scripts"
+specsim("predict", "--plot", "prediction.svg")
+assert pathlib.Path("prediction.svg").read_text().startswith("<?xml")
