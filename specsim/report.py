@@ -7,6 +7,7 @@ whose sums it names. All text is escaped, whatever a model or a box is called.
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -180,15 +181,18 @@ def _cell(value: Any) -> str:
 # --- pieces of the file -----------------------------------------------------------------------------------------------
 
 
+@functools.cache
 def vendored(name: str) -> str:
     """One of the chart scripts, without the note on where its source map would be fetched."""
     return _web(f"vendor/{name}.min.js").partition("\n//# sourceMappingURL")[0]
 
 
+@functools.cache
 def _web(name: str) -> str:
     return (files("specsim") / "web" / name).read_text(encoding="utf-8")
 
 
+@functools.cache
 def _sum(script: str) -> str:
     """The script's sum, as a content policy names it."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
