@@ -211,6 +211,16 @@ def test_the_command_predicts_a_scenario_or_takes_a_result(tmp_path, capsys):
     assert "cannot be written" in capsys.readouterr().err
 
 
+def test_a_teams_defaults_stay_out_of_the_report_of_a_result(tmp_path, monkeypatch):
+    (tmp_path / "specsim.yaml").write_text("scenario: {hardware: 1x-h200, eager: [verify]}\n")
+    (tmp_path / "result.json").write_text(json.dumps(document("prediction")))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as done:
+        main(["report", "--from", "result.json", "-o", "out.html"])
+    assert done.value.code == 0
+    assert (tmp_path / "out.html").read_text() == report(document("prediction"))
+
+
 # --- in a browser -----------------------------------------------------------------------------------------------------
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from specsim.commands.common import note
-from specsim.commands.scenario import FILE, scenario_of, scenario_options
+from specsim.commands.scenario import FILE, scenario_of, scenario_options, without_defaults
 
 
 @click.command()
@@ -32,6 +32,8 @@ def command(source: Path | None, output: Path, **options: Any) -> None:
     from specsim.files import read_json, write_atomically
     from specsim.report import report
 
+    if source is not None:
+        options = without_defaults(options, lambda _: False)
     given = [f"--{name.replace('_', '-')}" for name, value in options.items() if value is not None and value != ()]
     if source is not None and given:
         raise InputError(f"the result has its own scenario, and {given[0]} another", where="--from", mend=f"leave {given[0]} out")  # fmt: skip
