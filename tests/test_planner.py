@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import csv
+import http.client
 import io
 import json
 import os
@@ -13,6 +14,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -628,6 +630,22 @@ def test_the_command_prints_its_address_once_and_ends_cleanly():
     assert out == ""
     assert "Traceback" not in err
     assert err.strip() == ""
+
+
+def test_answers_do_not_wait_for_acknowledgements():
+    """Headers and body are two packets: where the second waits for the first's delayed acknowledgement, each answer takes
+    40 ms more. Ten answers of a prediction that is in the cache take far less than 400 ms, even on a busy machine."""
+    with served() as (address, process):
+        connection = http.client.HTTPConnection(address.removeprefix("http://").rstrip("/"))
+        took = []
+        for _ in range(12):
+            start = time.perf_counter()
+            connection.request("POST", "/predict", "{}", {"content-type": "application/json"})
+            assert connection.getresponse().read()
+            took.append(time.perf_counter() - start)
+        connection.close()
+    process.communicate(timeout=10)
+    assert sorted(took)[3] < 0.03
 
 
 def test_a_given_token_is_never_printed():

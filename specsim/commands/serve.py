@@ -128,7 +128,8 @@ def listen(host: str, port: int) -> socket.socket:
     from specsim.errors import InputError, WorkError
 
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    found = socket.socket(family, socket.SOCK_STREAM)
+    # Named as TCP, asyncio sends small packets at once; else every answer waits 40 ms for the browser's acknowledgement.
+    found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         found.bind((host, port))
