@@ -28,8 +28,7 @@ from specsim.simulation_costs import Ranges, lanes, longest, rows_of, step_secon
 from specsim.steady import Requests, Server
 
 Array = NDArray[np.float64]
-RATES = 400  # rates up to capacity at which a server is looked at: replicas are exact to 0.25 %
-ALPHAS = 201  # accept rates that the search for a target tries
+GRID = 20  # points of a search, and as many between two of them: replicas and accept rates are exact to 0.25 %
 
 
 @dataclass(frozen=True)
@@ -320,14 +319,26 @@ def _choice(
     except InputError as error:
         return Choice(s, None, problem=str(error), ranges=ranges)
     capacity = float(server.capacity())
-    rates = capacity * np.arange(1, RATES) / RATES
-    miss = targets.miss(server.at(rates))
-    held = int(np.argmax(miss > 1)) if np.any(miss > 1) else len(rates)  # all rates below must hold as well
-    if not held:
-        return Choice(s, server, capacity, miss=float(miss[0]), point=server.at(rates[:1]), ranges=ranges)
-    each = float(rates[held - 1])
+    each = capacity * _reach(lambda share: targets.miss(server.at(share * capacity)) <= 1)
+    unloaded = server.at(capacity / GRID**2)
+    miss = float(targets.miss(unloaded)[0])
+    if not each:
+        return Choice(s, server, capacity, miss=miss, point=unloaded, ranges=ranges)
     replicas = math.ceil(rate * (1 + headroom) / each * (1 - 1e-12))
-    return Choice(s, server, capacity, each, float(miss[0]), replicas, server.at(rate / replicas), ranges=ranges)
+    return Choice(s, server, capacity, each, miss, replicas, server.at(rate / replicas), ranges=ranges)
+
+
+def _reach(good: Callable[[Array], NDArray[np.bool_]]) -> float:
+    """How far from 0 towards 1 all is good: a multiple of 1 / GRID^2 below 1, up to which every multiple of 1 / GRID is good
+    and every one of 1 / GRID^2 beyond the last of these. 0: not even the first."""
+    points = np.arange(1, GRID) / GRID
+    coarse = _leading(good(points))
+    return (coarse + _leading(good((coarse + points) / GRID)) / GRID) / GRID
+
+
+def _leading(good: NDArray[np.bool_]) -> int:
+    """How many leading places are true."""
+    return len(good) if good.all() else int(np.argmin(good))
 
 
 # --- what a drafter must reach --------------------------------------------------------------------------------------
@@ -353,7 +364,6 @@ def targets_of_drafters(
         return []
     requests = best.server.requests
     each = rate / best.replicas if best.replicas else best.capacity / 2
-    alphas = np.linspace(0.0, 1.0, ALPHAS)
     running = [max(1, round(float(best.server.at(each * load).running[0]))) for load in LOADS]
     out = []
     for d in draft_tokens:
@@ -361,13 +371,10 @@ def targets_of_drafters(
             continue
         s = replace(drafting, draft_tokens=np.asarray(float(d)), num_steps=np.asarray(d - 1.0))
         server = steady.server_of(s, machine, requests)
-        lengths = np.asarray(chain_length(alphas, d - 1))
         at = replace(s, batch=np.asarray(running, dtype=float), context=np.asarray(requests.context))
         c = evaluate(at, machine)
         needed = np.broadcast_to(c.cycle_s / c.decode_s, (len(LOADS),))
         for i, load in enumerate(LOADS):
-            met = targets.miss(server.at(each * load, lengths)) <= 1
-            above = np.logical_and.accumulate(met[::-1])[::-1]  # every better drafter meets them too
             out.append(
                 Target(
                     d,
@@ -376,10 +383,24 @@ def targets_of_drafters(
                     float(needed[i]),
                     _rate(needed[i], d),
                     _rate(speedup * needed[i], d),
-                    float(alphas[int(np.argmax(above))]) if above[-1] else None,
+                    _rate_for_targets(server, each * load, targets, d),
                 )
             )
     return out
+
+
+def _rate_for_targets(server: Server, rate: float, targets: Targets, d: int) -> float | None:
+    """The accept rate from which on every chain of d meets the targets at a rate of requests; 0: none is needed."""
+
+    def met(short: Array) -> NDArray[np.bool_]:
+        """By how far an accept rate is short of 1."""
+        return targets.miss(server.at(rate, np.asarray(chain_length(1 - short, d - 1)))) <= 1
+
+    at_best, at_none = met(np.asarray([0.0, 1.0]))
+    reach = _reach(met)
+    if at_none and reach == 1 - 1 / GRID**2:
+        return 0.0
+    return 1 - reach if at_best else None
 
 
 def _rate(length: float, d: int) -> float | None:

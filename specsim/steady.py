@@ -1,14 +1,16 @@
 """The steady state of one server under a Poisson load, in closed form (docs/planning.md has the derivation).
 
-n running requests of T decode steps each leave at the rate mu(n) = n (1 - rho) / (T S(n) + Q P), where S(n) is the time of a
-step of n sequences, rho = rate x P the share of time that prefill takes, and Q the prompts that queued behind one's own and are
-prefilled before its first step: what a request leaves behind in an M/D/1 queue, rho + rho^2 / 2 (1 - rho). A server whose speed depends on how
-many share it, and which they share equally, has n requests with a probability proportional to
+Decoding stops while prompts are prefilled. Prefill takes rho = rate x P of the time, and by the clock that runs only while the
+server decodes, requests come in bunches: those whose prompts were prefilled without pause. Bunches are the customers of M/D/1
+busy periods; here they are geometric with the same mean and variance, q / (1 - q) = Q / (1 - rho) beyond the first, where
+Q = rho + rho^2 / 2 (1 - rho) is what one prompt leaves behind. Requests share a decode step equally: n of them leave at
+g(n) = n / (T S(n)), where S(n) is the time of a step of n sequences and T the steps that each needs. Then
 
-    rate^n / (mu(1) mu(2) ... mu(n))        mu(n) = mu(B) beyond the limit B of running requests: those wait
+    p(n) = b / g(n) x A(n)      A(n + 1) = A(n) (q + b / g(n))      b = rate (1 - q) / (1 - rho)
 
-whatever the distribution of their lengths (Cohen, Acta Informatica 12, 1979). The mean of n over the rate is the time in
-decode: Little's law. Nothing is fitted.
+holds exactly for exponential work (level crossing), and in the mean for more; without prefill (q = 0) it is Cohen's processor
+sharing, which holds whatever the distribution of lengths (Acta Informatica 12, 1979). Beyond the limit of running requests
+they wait. Little's law gives times from numbers. Nothing is fitted.
 """
 
 from __future__ import annotations
@@ -39,15 +41,18 @@ Array = NDArray[np.float64]
 MOST_RUNNING = 2048  # running requests that are looked at; engines admit fewer in all but name
 
 
+ROUNDS, CLOSE = 60, 1e-3  # of the fixed points
 WAIT = 1.5  # steps from an arrival to its prefill while the server decodes: the rest of the running one, and the next (overlap)
 
 
 @dataclass(frozen=True)
 class Requests:
-    """What arrives: mean tokens of a request's prompt and answer (each at least 1)."""
+    """What arrives: mean tokens of a request's prompt and answer (each at least 1), and how prompts vary: variance over the
+    square of the mean."""
 
     input_tokens: float
     output_tokens: float
+    input_cv2: float = 0.0
 
     @property
     def context(self) -> float:
@@ -94,7 +99,8 @@ class Server:
         """Requests a second at most, by accept length: every place taken, and prompts prefilled as places fall free."""
         steps = self._steps(accept_length)[..., -1]
         most = float(self.most_running)
-        prefill = self._prefill_share(self._group(most / steps), np.asarray(most))
+        group = np.clip(1 + WAIT * most / steps, 1.0, len(self.prefill))
+        prefill = self._alone(group) - self._saved(np.asarray(most)) / group
         return np.asarray(1 / (steps * self.step[-1] / most + prefill))
 
     def _steps(self, accept_length: ArrayLike | None) -> Array:
@@ -104,17 +110,15 @@ class Server:
         length = np.broadcast_to(self.accept_length, self.step.shape) if given is None else given
         return np.asarray((self.requests.output_tokens - 1) / length + 1)
 
-    def _group(self, a_step: Array) -> Array:
-        """Prompts prefilled together when so many come in a step: an arrival waits for one and a half (overlap)."""
-        return np.asarray(np.clip(1 + WAIT * a_step, 1.0, len(self.prefill)))
+    def _alone(self, group: Array) -> Array:
+        """Seconds a prompt that `group` prompts take which are prefilled together."""
+        return np.asarray(np.interp(group, np.arange(1, len(self.prefill) + 1), self.prefill))
 
-    def _prefill_share(self, group: Array, running: Array) -> Array:
-        """Seconds that a prompt keeps decode waiting, in groups of `group` beside `running` sequences."""
-        alone = np.interp(group, np.arange(1, len(self.prefill) + 1), self.prefill)
+    def _saved(self, running: Array) -> Array:
+        """Seconds that the steps of one prefill save by riding in decode steps of `running` sequences."""
         if self.saved is None:
-            return np.asarray(alone)
-        saved = np.interp(running, np.arange(1, len(self.saved) + 1), self.saved)
-        return np.asarray(np.maximum(alone - self.chunks * saved, 0.1 * alone))
+            return np.zeros_like(running)
+        return np.asarray(self.chunks * np.interp(running, np.arange(1, len(self.saved) + 1), self.saved))
 
     def at(self, rate: ArrayLike, accept_length: ArrayLike | None = None) -> Point:
         """The steady state at arrival rates (requests a second) and accept lengths, which broadcast to one axis."""
@@ -122,42 +126,105 @@ class Server:
         r = np.atleast_1d(np.asarray(rate, dtype=float))
         r = np.broadcast_to(r, np.broadcast_shapes(r.shape, steps.shape[:1]))
         n = np.arange(1, len(self.step) + 1, dtype=float)
-        group, running = np.ones_like(r), np.ones_like(r)
-        for _ in range(4):  # how many prompts wait together depends on the step they wait for
-            work = r * self._prefill_share(group, running)
-            stable = work < 1
-            behind = np.where(stable, work + work**2 / (2 * np.maximum(1 - work, 1e-9)), 0.0)  # prompts after one's own
-            slowed = np.where(stable, r / np.where(stable, 1 - work, 1.0), 0.0)
-            each = steps * self.step + (behind * work / np.maximum(r, 1e-300))[:, None]  # seconds of its own decode
-            tail = slowed * each[:, -1] / n[-1]
-            stable &= tail < 1
-            slowed, tail = np.where(stable, slowed, 1e-12), np.where(stable, tail, 0.0)
-            log = np.cumsum(np.log(slowed[:, None] * each / n), axis=1)
-            top = np.maximum(log.max(axis=1, initial=0.0), 0.0)
-            weight, empty = np.exp(log - top[:, None]), np.exp(-top)
-            beyond = weight[:, -1] * tail / (1 - tail)
-            total = empty + weight.sum(axis=1) + beyond
-            running = (weight @ n + beyond * n[-1]) / total
-            waiting = weight[:, -1] * tail / (1 - tail) ** 2 / total
-            decoding = 1 - empty / total
-            step = (weight @ self.step + beyond * self.step[-1]) / np.maximum(total - empty, 1e-300)
-            group = self._group(np.where(stable, r * step * decoding, n[-1] / steps[:, -1]))
-            running = np.where(stable, running, n[-1])
-        own = self.prefill[0] * np.ones_like(r)
+        mean_step, mean_running = np.full_like(r, self.step[0]), np.ones_like(r)
+        for _ in range(
+            ROUNDS
+        ):  # prefills lengthen decoding, and longer steps gather more prompts: half a step at a time
+            met = self._steps_met(r, mean_step, mean_running)
+            held = _shared(r, met.work, steps * self.step / n, self.requests.input_cv2)
+            running = np.where(held.stable, held.weight @ n + met.work * held.bunch, n[-1])
+            step = np.where(held.stable, held.weight @ self.step, self.step[-1])  # 0 counts while none decodes
+            close = np.all(np.abs(running - mean_running) <= CLOSE * running)
+            mean_step, mean_running = (mean_step + step) / 2, (mean_running + running) / 2
+            if close:
+                break
+        decoding = held.weight.sum(axis=1)
+        own = met.together * self._alone(met.together)
         if self.saved is not None:  # the prompt's steps decode as well
-            own = own + self.chunks * np.maximum(step * decoding - np.interp(running, n, self.saved), 0.0)
-        queue = work * own / (2 * np.maximum(1 - work, 1e-9))
-        others = np.minimum(group - 1 + r * own * work, len(self.prefill) - 1)  # in one's own prefill step
-        ttft = waiting / r + WAIT * step * decoding + queue + (1 + others / 2) * own
+            own = own + np.maximum(self.chunks * step - decoding * self._saved(running), 0.0)
+        free = np.maximum(1 - met.work, 1e-9)
+        vary = 1 + self.requests.input_cv2
+        together = len(self.prefill) > 1  # all that come in one step are prefilled in the next but one; else one by one
+        before = met.here / 2 + met.following if together else WAIT * step + met.work * own * vary / (2 * free)
         gained = max(self.requests.output_tokens - 1, 0.0)
-        own_steps = ((weight * steps).sum(axis=1) + beyond * steps[:, -1]) / np.maximum(total - empty, 1e-300)
-        tpot = running / r * (1 - 1 / own_steps) / gained if gained else np.zeros_like(r)
+        taken = (held.weight * steps).sum(axis=1) / np.maximum(decoding, 1e-300)
+        tpot = running / r * (1 - 1 / taken) / gained if gained else np.zeros_like(r)
 
         def served(values: Array, otherwise: float = math.inf) -> Array:
-            return np.where(stable, values, otherwise)
+            return np.where(held.stable, values, otherwise)
 
-        busy = served(1 - (1 - decoding) * (1 - work), 1.0)
-        return Point(r, served(running), served(waiting), served(tpot), served(ttft), busy)
+        busy = served(1 - (1 - decoding) * free, 1.0)
+        return Point(
+            r, served(running), served(held.waiting), served(tpot), served(held.waiting / r + before + own), busy
+        )
+
+    def _steps_met(self, r: Array, step: Array, running: Array) -> _Met:
+        """What an arrival meets when decode steps take `step` seconds, by rate.
+
+        A step prefills the K prompts that came in the last but one: SGLang's takes P(K), or S when nothing came; vLLM's S + P(K),
+        P being what prefill adds. So K is Poisson with mean rate x D; p is the share of steps with K > 0, k the mean of K in
+        these, and an arrival comes in a step of E[D^2] / E[D] seconds.
+        """
+        most = float(len(self.prefill))
+        alongside = step if self.saved is not None else 0.0 * step
+        p, k, spread = np.zeros_like(r), np.ones_like(r), np.zeros_like(r)
+        for _ in range(ROUNDS):
+            before = p
+            prompts = np.maximum(k * self._alone(k) - self._saved(running), 0.1 * k * self._alone(k))
+            slope = np.where(k < most, (k + 1) * self._alone(np.minimum(k + 1, most)) - k * self._alone(k), 0.0)
+            full = alongside + prompts
+            p = 1 - (1 - p) * np.exp(-r * step) - p * np.exp(-r * full) * (1 + (r * slope) ** 2 * spread / 2)
+            mean = (1 - p) * step + p * full
+            k = np.clip(r * mean / p, 1.0, most)
+            fixed = (1 - p) * step**2 + p * full**2 + slope**2 * p * k * (1 - k + self.requests.input_cv2)
+            square = fixed / (1 - np.minimum(slope * r, 0.95) ** 2)  # E[D^2]
+            spread = np.maximum((r * mean + r**2 * square) / p - k**2, 0.0)  # variance of K where K > 0
+            if np.all(np.abs(p - before) <= CLOSE * p):
+                break
+        here = square / mean
+        return _Met(r * prompts / k, np.clip(1 + r * here, 1.0, most), here, mean)
+
+
+@dataclass(frozen=True)
+class _Met:
+    """What an arrival meets. work: share of time that prefill takes; together: prompts in its own prefill; here, following:
+    seconds of the step that it comes in, and of the one after, which had been decided."""
+
+    work: Array
+    together: Array
+    here: Array
+    following: Array
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """How many share the server by the clock of decoding. weight[i, n - 1]: probability that n run; bunch: requests beyond
+    the first in a bunch; waiting: for a place, mean. Where it is not stable, numbers mean nothing."""
+
+    weight: Array
+    bunch: Array
+    waiting: Array
+    stable: NDArray[np.bool_]
+
+
+def _shared(r: Array, work: Array, each: Array, vary: float) -> _Shared:
+    """The distribution at rates r (p,) when prefill takes `work` (p,) of the time and n running requests leave one every
+    each[:, n - 1] seconds of decoding. vary: variance of prompts over the square of their mean."""
+    stable = work + r * each[:, -1] < 1
+    free = np.where(stable, 1 - work, 1.0)
+    bunch = (work + work**2 * (1 + vary) / (2 * free)) / free
+    q, bunches = bunch / (1 + bunch), r / free / (1 + bunch)
+    up = np.where(stable[:, None], bunches[:, None] * each, 0.5)
+    ratio = q[:, None] * stable[:, None] + up
+    log = np.log(up) + np.cumsum(np.log(ratio), axis=1) - np.log(ratio)
+    top = np.maximum(log.max(axis=1), 0.0)
+    weight, empty = np.exp(log - top[:, None]), np.exp(-top)
+    tail = np.where(stable, work + r * each[:, -1], 0.0)  # one that waits for a place is not prefilled before it has it
+    beyond = weight[:, -1] * tail / (1 - tail)
+    total = empty + weight.sum(axis=1) + beyond
+    waiting = beyond / (1 - tail) / total
+    weight[:, -1] += beyond
+    return _Shared(weight / total[:, None], bunch, waiting, stable)
 
 
 def server_of(s: Scenario, machine: Machine, requests: Requests, ranges: Ranges = ()) -> Server:

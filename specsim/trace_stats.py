@@ -16,7 +16,8 @@ MINUTE = 60  # seconds
 
 @dataclass(frozen=True)
 class TraceStats:
-    """Requests, mean tokens, and rates a second: over the trace, and in its busiest minute and second."""
+    """Requests, mean tokens (and how prompts vary: variance over the square of the mean), and rates a second: over the trace,
+    and in its busiest minute and second."""
 
     requests: int
     mean_input: float
@@ -25,6 +26,7 @@ class TraceStats:
     mean_rate: float
     peak_rate: float
     busiest_second: int
+    input_cv2: float = 0.0
 
     def json(self) -> dict[str, Any]:
         return asdict(self)
@@ -42,11 +44,12 @@ def trace_stats(path: Path) -> TraceStats:
 
     Raises InputError, as the trace does.
     """
-    count, given, made, last = 0, 0, 0, 0.0
+    count, given, squares, made, last = 0, 0, 0, 0, 0.0
     seconds: dict[int, int] = {}
     for block in Trace(path):
         count += len(block)
         given += int(block.input_tokens.sum())
+        squares += sum(n * n for n in block.input_tokens.tolist())
         made += int(block.output_tokens.sum())
         last = float(block.arrival[-1]) / PS
         places, numbers = np.unique(block.arrival // PS, return_counts=True)
@@ -57,7 +60,8 @@ def trace_stats(path: Path) -> TraceStats:
         minutes[second // MINUTE] = minutes.get(second // MINUTE, 0) + n
     duration = max(last, 1.0)
     peak = max(minutes.values()) / min(MINUTE, duration)
-    return TraceStats(count, given / count, made / count, duration, count / duration, peak, max(seconds.values()))
+    vary = max(squares * count / given**2 - 1, 0.0)
+    return TraceStats(count, given / count, made / count, duration, count / duration, peak, max(seconds.values()), vary)
 
 
 def every(blocks: Iterable[Requests], n: int) -> Iterator[Requests]:

@@ -97,25 +97,52 @@ def test_littles_law_and_bounds(increments, share, output_tokens):
     assert np.all(np.diff(p.ttft_s) >= -1e-12)
 
 
+@given(st.floats(0.01, 0.6), st.floats(0.01, 0.35))
+def test_prefill_before_shared_decode_is_two_classes_of_work(prefill_load, decode_load):
+    """One prompt at a time, P s each, before answers of D s that share the decode in proportion (S(n) = n b). By the work in an
+    M/G/1 queue in which prompts go first (Pollaczek-Khinchine for both together, less that of the prompts), with exponential
+    answers, n2 = rho2 / (1 - rho) + Q rho / (1 - rho) requests decode, where Q = rho1 + rho1^2 / 2 (1 - rho1) prompts are
+    left behind by one, and rho = rho1 + rho2. At rho1 = 1/2, rho2 = 1/4: 1 + 3 x 3/4 = 3.25."""
+    rate, steps = 2.0, 101  # 100, and one more under overlap
+    step = decode_load / rate / steps * np.arange(1, 1501)
+    server = Server(Requests(1, 101), step, np.asarray([prefill_load / rate]), 1.0, 1)
+    left, rho = prefill_load + prefill_load**2 / 2 / (1 - prefill_load), prefill_load + decode_load
+    expected = decode_load / (1 - rho) + left * rho / (1 - rho)
+    assert server.at(rate).running[0] == pytest.approx(expected, rel=2e-3)  # the fixed point's tolerance
+
+
 @pytest.mark.parametrize(
-    ("d", "engine", "share", "tolerance"),
-    [(1, "sglang", 0.25, 0.02), (1, "sglang", 0.75, 0.04), (4, "sglang", 0.5, 0.03), (4, "sglang", 0.75, 0.05),
-     (4, "vllm", 0.25, 0.03), (4, "vllm", 0.5, 0.05)],
+    ("d", "engine", "share", "tpot", "ttft"),
+    [(1, "sglang", 0.25, 0.01, 0.02), (1, "sglang", 0.75, 0.03, 0.03), (4, "sglang", 0.5, 0.02, 0.02),
+     (4, "sglang", 0.75, 0.03, 0.05), (1, "vllm", 0.75, 0.03, 0.03), (4, "vllm", 0.5, 0.03, 0.02), (4, "vllm", 0.75, 0.06, 0.04)],
 )  # fmt: skip
-def test_the_simulator_agrees(d, engine, share, tolerance):
-    """Mean TPOT and TTFT of 3 x 1,500 simulated requests of 2,000 + 200 tokens against the closed form, which fits nothing."""
+def test_the_simulator_agrees(d, engine, share, tpot, ttft):
+    """Mean TPOT and TTFT of 2 x 4,000 simulated requests of 2,000 + 200 tokens against the closed form, which fits nothing."""
     s = llama(d, engine)
     machine = machine_of(s)
     server, simulated = server_of(s, machine, Requests(2000, 200)), simulated_server(s, machine)
     rate = share * float(server.capacity())
     p = server.at(rate)
     runs = [
-        simulate(simulated, synthetic(1500, Lengths(2000), Lengths(200), rate, seed=seed), compiled=False).metrics
-        for seed in (1, 2, 3)
+        simulate(simulated, synthetic(4000, Lengths(2000), Lengths(200), rate, seed=seed)).metrics for seed in (1, 2)
     ]
-    for name, value, allowed in (("tpot", p.tpot_s[0], tolerance), ("ttft", p.ttft_s[0], 0.1)):
+    for name, value, allowed in (("tpot", p.tpot_s[0], tpot), ("ttft", p.ttft_s[0], ttft)):
         mean = np.mean([m.latencies[name].mean for m in runs])
         assert value * 1e3 == pytest.approx(mean, rel=allowed), name
+
+
+def test_prompts_that_vary_wait_longer():
+    """Uniform from 1 to 4,000 tokens: a variance of a third of the square of the mean, which adds about a tenth to the TTFT."""
+    s = llama(1)
+    machine, simulated = machine_of(s), simulated_server(s, machine_of(s))
+    alike, varied = (server_of(s, machine, Requests(2000, 400, cv2)) for cv2 in (0.0, 1 / 3))
+    rate = 0.6 * float(alike.capacity())
+    load = synthetic(8000, Lengths(4000, 0.0), Lengths(400), rate, seed=1)
+    ttft = simulate(simulated, load).metrics.latencies["ttft"].mean
+    short, long = alike.at(rate).ttft_s[0] * 1e3, varied.at(rate).ttft_s[0] * 1e3
+    assert short < 0.9 * ttft
+    assert long == pytest.approx(ttft, rel=0.1)
+    assert abs(long - ttft) < 0.6 * abs(short - ttft)
 
 
 def test_a_request_that_does_not_fit():
@@ -138,7 +165,7 @@ def planned(rate: float, ttft: float | None, tpot: float | None, headroom: float
     tpot=st.floats(2.5, 60) | st.none(),
     looser=st.floats(1, 3),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_more_load_never_takes_fewer_gpus_and_looser_targets_never_more(rate, more, ttft, tpot, looser):
     def gpus(choices: list[Choice]) -> dict[str, float]:
         return {c.setting: c.gpus if c.replicas else math.inf for c in choices}
@@ -155,7 +182,7 @@ def test_more_load_never_takes_fewer_gpus_and_looser_targets_never_more(rate, mo
 
 
 @given(rate=st.floats(0.5, 200), ttft=st.floats(60, 3000), tpot=st.floats(3, 40))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_what_is_planned_meets_its_targets(rate, ttft, tpot):
     for c in planned(rate, ttft, tpot):
         if c.replicas:
@@ -317,10 +344,10 @@ def test_twenty_choices_in_two_seconds():
         for tp in (4, 8)
         for d in (2, 3, 4, 5, 6)
     ]
-    start = time.perf_counter()
+    start = time.process_time()
     found = plan(choices, 20, Requests(2000, 500), Targets(1000, 30), drafting=lambda s: s)
     assert sum(not c.ranges for c in found.choices) == 20
-    assert time.perf_counter() - start < 2 * 3, "three times the aim, for a busy machine"
+    assert time.process_time() - start < 2 * 2, "twice the aim, for a busy machine"
 
 
 # --- policies -------------------------------------------------------------------------------------------------------
@@ -579,6 +606,7 @@ def test_what_a_trace_says(trace):
     assert stats.duration_s == pytest.approx(100)
     assert stats.peak_rate == pytest.approx(90 / 60)
     assert stats.busiest_second == 3
+    assert stats.input_cv2 == pytest.approx((100**2 - 1) / 12 / 149.5**2)  # of 100, 101, ... 199
 
 
 @pytest.mark.parametrize("n", [1, 3, 7])
