@@ -81,17 +81,18 @@ def _policies(p: Planned) -> Iterator[Line]:
         yield Line("the plan follows it: write the file that SGLang reads with --policy policy.json")
     elif one != best.draft_tokens - 1:
         at_its_own = f"the fastest at its own batch, though not within {close} at every other"
-        yield Line(f"the plan keeps {best.setting} ({f'no switching{_worth(p)}' if one is None else at_its_own})")
+        yield Line(f"the plan keeps {best.setting}: {_worth(p) if one is None else at_its_own}")
 
 
 def _worth(p: Planned) -> str:
     """What switching would save, where a choice of as many GPUs switches."""
     best = p.plan.best
     other = next((c for c in p.plan.choices if c.ranges and c.point is not None and c.gpus == best.gpus), None)
-    if other is None or other.point is None or best.point is None:
-        return ""
-    saved = 1 - float(other.point.tpot_s[0] / best.point.tpot_s[0])
-    return f": switching would save {saved:.1%} of TPOT; --policy FILE writes it" if saved > 0 else ""
+    saved = 0.0
+    if other is not None and other.point is not None and best.point is not None:
+        saved = 1 - float(other.point.tpot_s[0] / best.point.tpot_s[0])
+    worth = f"{saved:.1%} of TPOT; --policy FILE writes it" if saved > 5e-4 else "nothing at this load"
+    return f"switching would save {worth}"
 
 
 def _targets(p: Planned) -> Grid:

@@ -41,7 +41,7 @@ Array = NDArray[np.float64]
 MOST_RUNNING = 2048  # running requests that are looked at; engines admit fewer in all but name
 
 
-ROUNDS, CLOSE = 60, 1e-3  # of the fixed points
+ROUNDS, CLOSE = 60, 1e-5  # of the fixed points
 WAIT = 1.5  # steps from an arrival to its prefill while the server decodes: the rest of the running one, and the next (overlap)
 
 
