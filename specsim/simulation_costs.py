@@ -2,11 +2,11 @@
 
 A step of the simulator needs one number, so the vectorised cost model is evaluated once on a grid and interpolated:
 
-    decode or cycle   exact in the batch; piecewise linear in the mean cached tokens a sequence (nodes: powers of
-                      sqrt 2, and where an attention window fills). Costs are linear in between, so this is exact but
-                      for the cell where an operator turns from memory- to compute-bound
-    prefill           piecewise linear in new tokens (each up to 256, then 2 % apart) and in the mean cached tokens
-                      that a row attends to (powers of the fourth root of 2), all that attention's work depends on
+    decode or cycle   exact in the batch; piecewise linear in the mean cached tokens a sequence (nodes: powers of the eighth
+                      root of 2, and where an attention window fills). Costs are linear in between, so this is exact
+                      but for the cell where an operator turns from memory- to compute-bound
+    prefill           piecewise linear in new tokens (each up to 256, then 1 % apart) and in the mean cached tokens
+                      that a row attends to (powers of the 16th root of 2), all that attention's work depends on
     both in one step  prefill of all rows + what the cached tokens of the decoding sequences add (vLLM mixes; SGLang
                       does not): prefill(P + B d) + step(B, context) - target pass(B, context 0)
 
@@ -354,13 +354,13 @@ def tables(s: Scenario, machine: Machine, max_batch: int, chunk: int, ranges: Ra
         np.concatenate(
             [
                 np.arange(min(most, 256) + 1),
-                np.geomspace(256, max(most, 256), 2 + int(50 * math.log(max(most, 256) / 256))).round(),
+                np.geomspace(256, max(most, 256), 2 + int(100 * math.log(max(most, 256) / 256))).round(),
                 [most],
             ]
         )
     )
     tokens = tokens[tokens <= most].astype(float)
-    reach = _nodes(widest, _windows(s), by=0.25)
+    reach = _nodes(widest, _windows(s), by=0.0625)
     prefill = prefill_seconds(s, machine, np.maximum(tokens, 1.0)[:, None], reach[None, :])
 
     def ps(seconds: Array) -> Array:
