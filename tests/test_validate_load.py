@@ -186,7 +186,10 @@ def test_failed_requests_leave_the_finished_ones(tmp_path: Path, fault: str, mes
 def test_a_server_that_dies_keeps_what_was_finished(tmp_path: Path) -> None:
     model = tmp_path / "tiny.json"
     model.write_text('{"num_hidden_layers": 8}')
-    values = {"name": "t", "model": model, "load": LOAD.model_dump(), "env": {"FAKE_FAULT": "stream-die"}}
+    slow = LOAD.model_copy(
+        update={"rates": [20.0]}
+    )  # the first are done long before it dies, on a busy machine as well
+    values = {"name": "t", "model": model, "load": slow.model_dump(), "env": {"FAKE_FAULT": "stream-die"}}
     with pytest.raises(ServerError, match=r"the server died: RuntimeError: CUDA error.*kept in .*t\.json"):
         run_setup(make_setup(values, "test"), tmp_path, Plan(), quiet, command=FAKE)
     run = Record.model_validate(json.loads((tmp_path / "t.json").read_text())).loads[0]
