@@ -125,7 +125,7 @@ def latency_chart(document: Document) -> Chart:
         ("ttft_ms", "TTFT, ms", ".4~g"),
     )
     layers: list[Spec] = [
-        {"mark": {"type": "line", "strokeWidth": 1.5, "opacity": 0.6}, "encoding": {"x": x, "y": y, "color": colour}},
+        {"transform": [{"filter": "datum.tokens !== 'by batch'"}], "mark": {"type": "line", "strokeWidth": 1.5, "opacity": 0.6}, "encoding": {"x": x, "y": y, "color": colour}},
         {"mark": {"type": "point", "size": 90, "opacity": 1, "strokeWidth": 2},
          "encoding": {"x": x, "y": y, "color": colour, "shape": shapes("box", boxes), "tooltip": tooltip,
                       "fill": {"condition": {"test": "!datum.meets_targets", "value": PAGE}, "field": "box", "type": "nominal", "scale": colour["scale"], "legend": None}}},

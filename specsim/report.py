@@ -91,9 +91,9 @@ def _body(document: Mapping[str, Any], title: str, charts: Sequence[Chart]) -> I
     yield "</section>"
     for heading, content in after(document):
         yield _section(heading, content)
+    yield from _again(document)
     if found := sources(document):
         yield _section("Where the numbers come from", _sources(found))
-    yield from _again(document)
     yield "</main>"
     yield f"<footer><p>specsim {escape(version('specsim'))}, {escape(document['schema'])}. This file asks nothing of any network.</p></footer>"
 
