@@ -60,6 +60,7 @@ def new_page(browser: Any) -> Iterator[Callable[..., Any]]:
 
     def make(*, console: tuple[str, ...] = (), **options: Any) -> Any:
         context = browser.new_context(**{"offline": True, **options})
+        context.set_default_timeout(120_000)  # ms: the machine may be busy
         contexts.append(context)
 
         def said(kind: str, text: str) -> None:
