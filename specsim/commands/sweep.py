@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 
 from specsim.commands.common import Meter, draw, json_option, note, plot_option, print_result, show
-from specsim.commands.scenario import FILE, Count, Known, scenario_of, scenario_options
-
-if TYPE_CHECKING:
-    from specsim.sweeps import Spec
+from specsim.commands.scenario import FILE, Count, Known, scenario_options
 
 F = TypeVar("F", bound=Callable[..., Any])
-ACCEPTANCE = {
-    "accept_rate": "rate",
-    "accept_length": "length",
-    "accept_per_position": "per_position",
-    "accept_profile": "profile",
-}
 SINGLE = ("sglang_args", "vllm_args")  # launch lines: commas are part of them
 TYPES: dict[str, Any] = {}
 
@@ -63,12 +52,12 @@ def command(
       specsim sweep --model Llama-3.1-8B --hardware 1x-h200,1x-rtx-5090 \\
         --batch 1:64:x2 --draft-tokens 2:6 --jobs 2
     """
-    from specsim.sweep_run import run
+    from specsim.swept import sweep
 
     cluster = _cluster(options, cluster)
-    spec = spec_of(options)
+    lists = {name: _values(name, text) for name, text in options.items() if name in TYPES and text is not None}
     with Meter("sweep") as progress:
-        result = run(spec, out=out, jobs=jobs, cluster=cluster, progress=progress)
+        result = sweep(out=out, jobs=jobs, cluster=cluster, progress=progress, **{**options, **lists})
     if plot is not None:
         draw(result.json(), plot)
     if as_json:
@@ -99,40 +88,6 @@ def _cluster(options: dict[str, Any], cluster: str | None) -> str | None:
         raise InputError("several clusters", where="--cluster", mend="give one")
     options["engine"] = ",".join(word for word in words if word.strip() not in found) or None
     return found[0]
-
-
-def spec_of(options: dict[str, Any]) -> Spec:
-    """The sweep of a command's options. Raises InputError."""
-    from specsim.errors import InputError
-    from specsim.sweeps import DRAFTING, MOST_CASES, Spec
-
-    given = {k: v for k, v in options.items() if v is not None and v != ()}
-    lists = {k: _values(k, v) for k, v in given.items() if k in TYPES}
-    kinds = [k for k in lists if k in ACCEPTANCE]
-    if len(kinds) > 1:
-        named = " and ".join("--" + k.replace("_", "-") for k in kinds)
-        raise InputError("acceptance is stated twice", where=named, mend="give one of them")
-    single = {k: v for k, v in given.items() if k not in TYPES}
-    outer = [k for k in lists if k not in (*DRAFTING, *ACCEPTANCE, "batch", "context", "draft_tokens")]
-    drafting = [k for k in lists if k in DRAFTING]
-    count = math.prod(len(lists[k]) for k in outer)
-    if count > MOST_CASES or math.prod(len(lists[k]) for k in drafting) > MOST_CASES:
-        raise InputError(f"{count:,} cases", where="sweep", mend=f"{MOST_CASES:,} at most: make several sweeps of it")
-    cases = [{**single, **dict(zip(outer, values, strict=True))} for values in product(*(lists[k] for k in outer))]
-    draftings = [dict(zip(drafting, values, strict=True)) for values in product(*(lists[k] for k in drafting))]
-    kind = ACCEPTANCE[kinds[0]] if kinds else ""
-    if kind == "rate" and not all(0 <= a <= 1 for a in lists["accept_rate"]):
-        raise InputError("has values outside [0, 1]", where="--accept-rate", mend="give fractions")
-    return Spec(
-        make=scenario_of,
-        cases=tuple(tuple(case.items()) for case in cases),
-        draftings=tuple(tuple(d.items()) for d in draftings),
-        batch=lists.get("batch", (1,)),
-        context=lists.get("context", (2048,)),
-        draft_tokens=lists.get("draft_tokens", ()),
-        kind=kind,
-        acceptance=lists[kinds[0]] if kinds else (None,),
-    )
 
 
 def _values(name: str, text: str) -> tuple[Any, ...]:

@@ -1,0 +1,94 @@
+"""A sweep asked for by options: `specsim sweep`, and `specsim.sweep` in Python."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from specsim.asked import NAMES, scenario_of
+from specsim.errors import InputError, did_you_mean
+from specsim.sweep_run import Progress, Result, run
+from specsim.sweeps import DRAFTING, MOST_CASES, Spec
+
+ACCEPTANCE = {
+    "accept_rate": "rate",
+    "accept_length": "length",
+    "accept_per_position": "per_position",
+    "accept_profile": "profile",
+}
+SINGLE = ("eager", "sglang_args", "vllm_args")  # these do not vary
+
+
+def sweep(
+    *,
+    out: str | Path | None = None,
+    jobs: int = 1,
+    cluster: str | None = None,
+    progress: Progress | None = None,
+    **options: Any,
+) -> Result:
+    """Predict every combination of options: those of `specsim.scenario`, each a value or several.
+
+        >>> found = sweep(batch=[1, 8], draft_tokens=range(2, 5), accept_rate=0.7)
+        >>> found.digest.configurations, len(found.rows)
+        (6, 6)
+
+    out: a .csv or .parquet file for the rows; without one, `rows` of the result holds up to 2,000. jobs: processes, -1 for
+    one a core; cluster: "dask://HOST:PORT" or "ray" instead. progress: called with configurations done and planned. Raises
+    InputError, WorkError.
+    """
+    return run(spec_of(options), out=None if out is None else Path(out), jobs=jobs, cluster=cluster, progress=progress)
+
+
+def spec_of(options: Mapping[str, Any]) -> Spec:
+    """The sweep of options of a scenario, each of which may have several values. Raises InputError."""
+    for name in options:
+        if name not in NAMES:
+            raise InputError(f"no option {name!r}", mend=did_you_mean(name, sorted(NAMES)))
+    single = {name: value for name, value in options.items() if name in SINGLE and value is not None and value != ()}
+    lists = {name: several(name, value) for name, value in options.items() if name not in SINGLE and value is not None}
+    kinds = [name for name in lists if name in ACCEPTANCE]
+    if len(kinds) > 1:
+        named = " and ".join("--" + name.replace("_", "-") for name in kinds)
+        raise InputError("acceptance is stated twice", where=named, mend="give one of them")
+    outer = [name for name in lists if name not in (*DRAFTING, *ACCEPTANCE, "batch", "context", "draft_tokens")]
+    drafting = [name for name in lists if name in DRAFTING]
+    count = math.prod(len(lists[name]) for name in outer)
+    if count > MOST_CASES or math.prod(len(lists[name]) for name in drafting) > MOST_CASES:
+        raise InputError(f"{count:,} cases", where="sweep", mend=f"{MOST_CASES:,} at most: make several sweeps of it")
+    kind = ACCEPTANCE[kinds[0]] if kinds else ""
+    if kind == "rate" and not all(0 <= a <= 1 for a in lists["accept_rate"]):
+        raise InputError("has values outside [0, 1]", where="--accept-rate", mend="give fractions")
+    return Spec(
+        make=scenario_of,
+        cases=tuple((*single.items(), *case) for case in _products(outer, lists)),
+        draftings=tuple(_products(drafting, lists)),
+        batch=lists.get("batch", (1,)),
+        context=lists.get("context", (2048,)),
+        draft_tokens=lists.get("draft_tokens", ()),
+        kind=kind,
+        acceptance=lists[kinds[0]] if kinds else (None,),
+    )
+
+
+def _products(names: list[str], lists: Mapping[str, tuple[Any, ...]]) -> Iterable[tuple[tuple[str, Any], ...]]:
+    for values in product(*(lists[name] for name in names)):
+        yield tuple(zip(names, values, strict=True))
+
+
+def several(name: str, value: Any) -> tuple[Any, ...]:
+    """The values of an option: one, or those of a list, a range or an array. Rates by position are one value."""
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if isinstance(value, str) or not isinstance(value, Iterable) or hasattr(value, "model_dump"):
+        return (value,)
+    values = tuple(tuple(v) if isinstance(v, list) else v for v in value)
+    if not values:
+        raise InputError("has no value", where="--" + name.replace("_", "-"), mend="give one, or leave it out")
+    of_positions = name == "accept_per_position" and not isinstance(values[0], tuple)
+    return (values,) if of_positions else values
