@@ -29,7 +29,7 @@ READING_ORDER = """
     live kernels server measure streams load setups validation
     fanout ranges sweeps sweep_rows sweep_run sweep_text steady policy plans launch_lines trace_stats
     swept simulated simulated_text plan_choices planned planned_text
-    hypotheses probes evidence posterior experiments remedies diagnosis diagnose_text
+    hypotheses probes evidence posterior experiments remedies diagnosis diagnose_text diagnosed
 """.split()  # noqa: SIM905
 
 ABOVE_ALL = {"__init__", "__main__", "cli"}  # these may import anything
