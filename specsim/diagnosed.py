@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -52,9 +52,7 @@ class Given:
             raise InputError(f"{self.noise:g} is out of range", where="--noise", mend="give 0.001 to 1; 0.05 is 5 %")
 
 
-def diagnose(
-    *sources: str, seed: int = 0, progress: Callable[[float, float], None] | None = None, **options: Any
-) -> Diagnosis:
+def diagnose(*sources: str, seed: int = 0, **options: Any) -> Diagnosis:
     """Say why a verify is slow: the options of `specsim diagnose`, with underscores.
 
         >>> d = diagnose(decode_ms=12.1, verify_ms=29.5, draft_tokens=3)
@@ -62,8 +60,7 @@ def diagnose(
         (['allreduce-steep', 'verify-eager'], False)
 
     sources: files and addresses that `specsim.observe` reads. Observed times are the fields of `Given`; all other options are
-    those of `specsim.scenario`, where acceptance is what was observed. progress: called with sources read and in all. Raises
-    InputError.
+    those of `specsim.scenario`, where acceptance is what was observed. Raises InputError.
     """
     names = {field.name for field in fields(Given)}
     asked = {name: value for name, value in options.items() if name not in names}
@@ -71,11 +68,7 @@ def diagnose(
         if name not in NAMES:
             raise InputError(f"no option {name!r}", mend=did_you_mean(name, sorted({*NAMES, *names})))
     given = Given(**{name: value for name, value in options.items() if name in names and value is not None})
-    records: list[Record] = []
-    for i, source in enumerate(sources):
-        if progress is not None:
-            progress(i, len(sources))
-        records += observe(source)
+    records = [record for source in sources for record in observe(source)]
     engines = [r.engine.name for r in records if r.engine is not None]
     engine = next((name for name in engines if name != "other"), "other" if engines else "sglang")
     scenario, observations, facts, warnings = _inputs(records, given, asked)

@@ -25,6 +25,7 @@ from specsim.machine import Machine, lift
 from specsim.pages import Shown
 from specsim.prediction import machine_of
 from specsim.profiles import EngineTerms, Profile, Source
+from specsim.progress import track
 from specsim.records import Correction, Point, Record
 from specsim.replay import added_ms, scenario_of
 from specsim.scenarios import Scenario
@@ -186,7 +187,7 @@ def cases_of(
     if engine is None and len(engines) > 1:
         raise InputError(f"the records are of {', '.join(engines)}", where="fit", mend="choose one with --engine")
     cases, skipped = [], []
-    for record in records:
+    for record in track(records, "records"):
         if engine is not None and record.engine and record.engine.name != engine:
             continue
         points = [p for p in record.points if p.batch and any(getattr(p, f"{phase}_ms") for phase in PHASES)]
@@ -465,7 +466,7 @@ def leave_one_out(cases: Sequence[Case], terms: Sequence[str] | None = None) -> 
             "all records are of one model", where="--leave-one-out", mend="give runs of two models or more"
         )
     results = []
-    for name, out in models.items():
+    for name, out in track(list(models.items()), "models left out"):
         kept = [case for case in cases if case not in out]
         results.append(held_out(name, _of_named(kept, terms), out))
     return results

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from specsim.hypotheses import FAULTS, Fault
 from specsim.posterior import WORTH, Posterior, spread
 from specsim.probes import Probe
+from specsim.progress import track
 from specsim.quantities import Quantity
 from specsim.scenarios import Scenario
 
@@ -190,7 +191,7 @@ def appraise(found: Posterior, tests: Sequence[Experiment], seed: int = 0) -> li
     truths = {f: found.draws(f, max(round(TRUTHS * w), 8), rng) for f, w in weights.items()}
     references = {f: found.draws(f, REFERENCES, rng) for f in FAULTS}
     out = []
-    for test in tests:
+    for test in track(tests, "tests"):
         predicted = [{f: found.boxes.predict_at(p, f, references[f]) for f in FAULTS} for p in test.probes]
         true = [{f: found.boxes.predict_at(p, f, truths[f]) for f in weights} for p in test.probes]
         bits = _information(test.probes, weights, true, predicted, rng)

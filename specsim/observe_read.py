@@ -26,6 +26,7 @@ from urllib import parse as url_parse
 from urllib import request as url_request
 
 from specsim.errors import InputError, WorkError
+from specsim.progress import report
 
 if TYPE_CHECKING:
     from specsim.records import Record
@@ -72,11 +73,14 @@ class Source:
         """The bytes, unpacked, in blocks of at most 1 MiB. A damaged end is noted, not raised."""
         done = 0
         with self.open_raw() as raw:
+            size = _size(raw)
             packed = raw.read(2) == b"\x1f\x8b"
             raw.seek(0)
             try:
                 for block in _unpack(raw) if packed else iter(lambda: raw.read(BLOCK), b""):
                     done += len(block)
+                    if size:
+                        report(raw.tell(), size, self.name)
                     yield block
             except (EOFError, zlib.error) as problem:
                 self.note(f"the gzip stream breaks after {done} unpacked bytes ({problem}); the part before is used")
@@ -161,6 +165,14 @@ class Source:
                 )
             parts.append(part)
         return self.clean("".join(parts), 1)
+
+
+def _size(raw: IO[bytes]) -> int:
+    """Bytes of a file; 0 for what is no file."""
+    try:
+        return os.fstat(raw.fileno()).st_size
+    except (OSError, AttributeError):
+        return 0
 
 
 def _unpack(raw: IO[bytes]) -> Iterator[bytes]:

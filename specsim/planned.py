@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -184,7 +183,7 @@ class Planned(Shown):
         }
 
 
-def plan(*, progress: Callable[[float, float], None] | None = None, **options: Any) -> Planned:
+def plan(**options: Any) -> Planned:
     """Plan GPUs for a load: the options of `specsim plan`, with underscores.
 
         >>> found = plan(model="Llama-3.1-8B", hardware=["1x-h200"], rate=2, tpot_ms=20)
@@ -192,7 +191,7 @@ def plan(*, progress: Callable[[float, float], None] | None = None, **options: A
         (True, 1)
 
     Options of the load and its targets are the fields of `Wanted`; all others are those of `specsim.scenario`, of which
-    hardware, tp, ep and draft_tokens may be lists. progress: called with choices done and in all. Raises InputError.
+    hardware, tp, ep and draft_tokens may be lists. Raises InputError.
     """
     names = {field.name for field in fields(Wanted)}
     wanted = Wanted(**{name: value for name, value in options.items() if name in names and value is not None})
@@ -200,27 +199,12 @@ def plan(*, progress: Callable[[float, float], None] | None = None, **options: A
     asked = {name: value for name, value in options.items() if name not in names}
     makers, draft_tokens, notes = choices(asked)
     found = plan_scenarios(
-        _counted(makers, progress), rate, requests, Targets(wanted.ttft_ms, wanted.tpot_ms), drafting=functools.partial(drafting, asked),
+        makers, rate, requests, Targets(wanted.ttft_ms, wanted.tpot_ms), drafting=functools.partial(drafting, asked),
         headroom=wanted.headroom, max_gpus=wanted.max_gpus, draft_tokens=draft_tokens, speedup=wanted.speedup,
         hysteresis=wanted.hysteresis, contexts=CONTEXTS,
     )  # fmt: skip
     found = replace(found, warnings=(*notes, *found.warnings))
-    return Planned(found, wanted, stats, _simulated(found, wanted, progress) if wanted.simulate and found.met else None)
-
-
-def _counted(
-    makers: list[Callable[[], Scenario]], progress: Callable[[float, float], None] | None
-) -> list[Callable[[], Scenario]]:
-    """The makers, each telling how far the plan is when its turn comes."""
-    if progress is None:
-        return makers
-    tell = progress
-
-    def told(i: int, make: Callable[[], Scenario]) -> Scenario:
-        tell(i, len(makers))
-        return make()
-
-    return [functools.partial(told, i, make) for i, make in enumerate(makers)]
+    return Planned(found, wanted, stats, _simulated(found, wanted) if wanted.simulate and found.met else None)
 
 
 def room(c: Choice, rate: float) -> str:
@@ -242,7 +226,7 @@ def _speculating(found: Plan) -> Scenario:
     return next(s for s in others if (s.profile.name, s.parallel) == (best.profile.name, best.parallel))
 
 
-def _simulated(found: Plan, wanted: Wanted, progress: Callable[[float, float], None] | None) -> dict[str, Any]:
+def _simulated(found: Plan, wanted: Wanted) -> dict[str, Any]:
     """One replica of the best choice under its share of the load."""
     best = found.best
     server = server_of(best.scenario, machine_of(best.scenario), ranges=best.ranges)
@@ -260,7 +244,7 @@ def _simulated(found: Plan, wanted: Wanted, progress: Callable[[float, float], N
         compiled=False if plain else None,
         seed=wanted.seed,
         targets_ms={name: limit for name, limit in targets.items() if limit is not None},
-        progress=None if progress is None else lambda done: progress(done, count if wanted.trace is None else 0),
+        count=wanted.num_requests if wanted.trace is None else 0,
     )
     m = run.metrics
     out: dict[str, Any] = {"requests": m.completed, "mean_batch": m.mean_batch, "utilisation": m.utilisation}

@@ -22,6 +22,7 @@ from specsim.errors import InputError
 from specsim.machine import Machine
 from specsim.policy import Policy, policies
 from specsim.prediction import SAMPLES, machine_of
+from specsim.progress import track
 from specsim.quantities import Quantity
 from specsim.scenarios import Scenario
 from specsim.simulation_costs import Ranges, lanes, longest, rows_of, step_seconds
@@ -197,7 +198,7 @@ def plan(
     failure: InputError | None = None
     warnings: list[str] = []
     machines: dict[tuple[str, str], Machine] = {}
-    for make in scenarios:
+    for make in track(list(scenarios), "choices"):
         try:
             s = make if isinstance(make, Scenario) else make()
         except InputError as error:

@@ -16,6 +16,7 @@ from specsim.hypotheses import BY_ID, Fault
 from specsim.machine import Machine
 from specsim.posterior import WORTH, Posterior, spread
 from specsim.probes import Boxes, Observation, Probe
+from specsim.progress import track
 from specsim.quantities import Quantity
 from specsim.scenarios import Scenario
 
@@ -208,7 +209,7 @@ def remedies(found: Posterior, seed: int = 0) -> list[Remedy]:
     now, plain = mixture.seen(cycle), mixture.seen(decode)
     running = mixture.running(b)
     out = []
-    for m in MENDS:
+    for m in track(MENDS, "remedies"):
         weight = sum(found.weights[h] for h in m.helps)
         if weight < WORTH:
             continue

@@ -20,6 +20,7 @@ from specsim.files import read_json
 from specsim.pages import Shown
 from specsim.prediction import Prediction, machine_of, predict
 from specsim.profiles import Profile
+from specsim.progress import track
 from specsim.provenance import Source, sources_of_all
 from specsim.records import Correction, LoadRun, Point, Record
 from specsim.routing import parse as parse_routing
@@ -84,7 +85,7 @@ class Result(Shown):
         """Figures a phase, for phases that were observed."""
         return {phase: _summary(pairs) for phase in PHASES if (pairs := self.of(phase))}
 
-    def document(self) -> dict[str, Any]:
+    def json(self) -> dict[str, Any]:
         """The document of schema specsim.validation/1."""
         points = [
             {
@@ -224,7 +225,7 @@ def compare(
     """Pairs of every observed phase of every point, and lines on points that could not be predicted."""
     pairs: list[Pair] = []
     skipped: dict[tuple[str, str], list[Point]] = {}
-    for record in records:
+    for record in track(records, "records"):
         for point in record.points:
             if point.batch is None:
                 skipped.setdefault((record.name, "does not say how many requests ran"), []).append(point)
@@ -255,7 +256,7 @@ def compare_loads(records: Sequence[Record], hardware: str | Profile | None) -> 
     """Pairs of every load run beside the simulator, and lines on runs that could not be simulated."""
     pairs: list[Pair] = []
     skipped: list[str] = []
-    for record in records:
+    for record in track(records, "loads"):
         for run in record.loads:
             try:
                 pairs += load_pairs(record, run, hardware)
@@ -334,8 +335,8 @@ def complete(
 
 
 def run(
-    path: Path,
-    hardware: str | None,
+    path: str | Path,
+    hardware: str | None = None,
     predictor: Predictor = predict_point,
     model: Path | None = None,
     draft: Path | None = None,
@@ -344,7 +345,7 @@ def run(
 
     model, draft: see `complete`.
     """
-    records, left_out = load(path)
+    records, left_out = load(Path(path))
     records, unknown = complete(records, model, draft)
     left_out += unknown
     pairs, skipped = compare(records, hardware, predictor)

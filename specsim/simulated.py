@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -171,15 +171,14 @@ class Simulated(Shown):
         }
 
 
-def simulate(*, progress: Callable[[float, float], None] | None = None, **options: Any) -> Simulated:
+def simulate(**options: Any) -> Simulated:
     """Simulate a server under load: the options of `specsim simulate`, with underscores.
 
         >>> found = simulate(model="Llama-3.1-8B", hardware="1x-h200", method="none", concurrency=4, num_requests=20)
         >>> found.run.metrics.completed
         20
 
-    Load options are the fields of `Load`; all others are those of `specsim.scenario`. progress: called with requests done
-    and in all. Raises InputError.
+    Load options are the fields of `Load`; all others are those of `specsim.scenario`. Raises InputError.
     """
     names = {field.name for field in fields(Load)}
     asked = {name: value for name, value in options.items() if name in names and value is not None}
@@ -218,7 +217,7 @@ def simulate(*, progress: Callable[[float, float], None] | None = None, **option
         seed=load.seed,
         targets_ms={name: limit for name, limit in targets.items() if limit is not None},
         compiled=False if steps < SMALL else None,
-        progress=None if progress is None else lambda done: progress(done, load.count if load.trace is None else 0),
+        count=load.count if load.trace is None else 0,
     )
     return Simulated(s, load, server, run, ranges, (*s.warnings, *run.warnings, *_notes(requests, run, steps)))
 

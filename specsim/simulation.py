@@ -11,7 +11,7 @@ give the same results to the bit. Memory does not grow with the number of reques
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Protocol
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from specsim.errors import InputError
 from specsim.metrics import Collector, Metrics, metrics_of
+from specsim.progress import report
 from specsim.simulation_costs import Server, capacity
 from specsim.simulation_reference import M1, M2, Reference
 from specsim.workload import Requests
@@ -59,14 +60,14 @@ def simulate(
     seed: int = 0,
     targets_ms: Mapping[str, float] | None = None,
     compiled: bool | None = None,
-    progress: Callable[[int], None] | None = None,
+    count: int = 0,
 ) -> Simulation:
     """Run requests through a server.
 
     concurrency: requests in flight at most; a request beyond waits at its client, and its clock starts when it is sent.
     seed: of the acceptance draws (the requests have their own). targets_ms: limits of "ttft", "tpot" and "e2e_latency"
-    for goodput. compiled: None takes numba where it is installed. progress: called with the requests that are done, after
-    each block of them. Raises InputError when no request can run.
+    for goodput. compiled: None takes numba where it is installed. count: how many requests
+    there are, for progress. Raises InputError when no request can run.
     """
     for name, limit in (targets_ms or {}).items():
         if name not in ("ttft", "tpot", "e2e_latency") or not 0 < limit < math.inf:
@@ -88,8 +89,7 @@ def simulate(
             piece = Requests(block.arrival[part], block.input_tokens[part], block.output_tokens[part])
             run.feed(piece, x1[part], x2[part])
             collector.add(run.advance(False))
-            if progress is not None:
-                progress(sent + i)
+            report(sent + i, count, "requests")
         sent, last_arrival = sent + len(block), int(block.arrival[-1])
     collector.add(run.advance(True))
     metrics = metrics_of(

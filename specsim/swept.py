@@ -12,7 +12,8 @@ import numpy as np
 
 from specsim.asked import NAMES, scenario_of
 from specsim.errors import InputError, did_you_mean
-from specsim.sweep_run import Progress, Result, run
+from specsim.progress import report
+from specsim.sweep_run import Result, run
 from specsim.sweeps import DRAFTING, MOST_CASES, Spec
 
 ACCEPTANCE = {
@@ -29,7 +30,6 @@ def sweep(
     out: str | Path | None = None,
     jobs: int = 1,
     cluster: str | None = None,
-    progress: Progress | None = None,
     **options: Any,
 ) -> Result:
     """Predict every combination of options: those of `specsim.scenario`, each a value or several.
@@ -39,10 +39,9 @@ def sweep(
         (6, 6)
 
     out: a .csv or .parquet file for the rows; without one, `rows` of the result holds up to 2,000. jobs: processes, -1 for
-    one a core; cluster: "dask://HOST:PORT" or "ray" instead. progress: called with configurations done and planned. Raises
-    InputError, WorkError.
+    one a core; cluster: "dask://HOST:PORT" or "ray" instead. Raises InputError, WorkError.
     """
-    return run(spec_of(options), out=None if out is None else Path(out), jobs=jobs, cluster=cluster, progress=progress)
+    return run(spec_of(options), out=None if out is None else Path(out), jobs=jobs, cluster=cluster, progress=report)
 
 
 def spec_of(options: Mapping[str, Any]) -> Spec:

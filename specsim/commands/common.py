@@ -172,32 +172,41 @@ def colours() -> bool:
 
 class Meter:
     """How far a long piece of work is, on standard error: a line that is written over on a terminal, else one every five
-    seconds. Nothing in the first second. Call it with what is done and what there is; use it as a context manager."""
+    seconds. Nothing in the first second. As a context manager it hears what runs inside (`specsim.progress`)."""
 
     def __init__(self, what: str) -> None:
         self.what = what
         self.over = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
-        self.started = time.monotonic()
+        self.started = self.since = time.monotonic()
+        self.done = 0.0
         self.last = self.started - (REDRAWN_S - 1 if self.over else 0)
         self.drawn = False
 
     def __enter__(self) -> Meter:
+        from specsim.progress import listening
+
+        self.within = listening(self)
+        self.within.__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *raised: Any) -> None:
+        self.within.__exit__(*raised)
         self.wipe()
 
     def __call__(self, done: float, total: float, now: str = "", left_s: float | None = None) -> None:
         """total: 0 where it is not known. now: what runs at present. left_s: seconds to come, where they are known better
         than by proportion."""
         time_now = time.monotonic()
+        if done < self.done:  # the next part of the work: its time left is its own
+            self.since = time_now
+        self.done = done
         if time_now - self.started < 1 or time_now - self.last < (REDRAWN_S if self.over else SAID_S):
             return
         self.last = time_now
         share = min(1.0, done / total) if total else 0.0
         how = f"{share:.0%}" if total else f"{done:,.0f} so far"
         if left_s is None and share:
-            left_s = (time_now - self.started) * (1 - share) / share
+            left_s = (time_now - self.since) * (1 - share) / share
         left = "" if left_s is None else f", about {_duration(left_s)} left"
         line = f"{self.what}: {how}{left}{f'; {now}' if now else ''}"
         if not self.over:

@@ -85,8 +85,8 @@ def command(sources: tuple[str, ...], as_json: bool, plot: Path | None, seed: in
         return name == "hardware" if sources else not name.startswith("accept_")
 
     options = without_defaults(options, wanted)
-    with Meter("diagnose") as progress:
-        d = diagnose(*sources, seed=seed, progress=progress, **options)
+    with Meter("diagnose"):
+        d = diagnose(*sources, seed=seed, **options)
     if plot is not None:
         draw(d.json(), plot, components=explained(d))
     if as_json:

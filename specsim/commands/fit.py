@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from specsim.commands.common import OneOf, json_option, note, print_json, show
+from specsim.commands.common import Meter, OneOf, json_option, note, print_json, show
 from specsim.errors import InputError
 
 if TYPE_CHECKING:
@@ -55,14 +55,15 @@ def command(
     from specsim.replay import load
 
     found, left_out = load(records)
-    cases, skipped = engine_fit.cases_of(found, hardware, engine)
     names = None if terms is None else [name.strip() for name in terms.split(",") if name.strip()]
-    kept, out = engine_fit.split(cases, hold_out)
-    base = _base(found, {case.record for case in kept}, hardware) if output else None
-    fitted = engine_fit.fit(kept, names)
-    held = [engine_fit.held_out("held out", fitted, out)] if out else []
-    if leave_one_out:
-        held += engine_fit.leave_one_out(kept, names)
+    with Meter("fit"):
+        cases, skipped = engine_fit.cases_of(found, hardware, engine)
+        kept, out = engine_fit.split(cases, hold_out)
+        base = _base(found, {case.record for case in kept}, hardware) if output else None
+        fitted = engine_fit.fit(kept, names)
+        held = [engine_fit.held_out("held out", fitted, out)] if out else []
+        if leave_one_out:
+            held += engine_fit.leave_one_out(kept, names)
     for line in (*left_out, *skipped):
         note(f"left out: {line}")
     if as_json:

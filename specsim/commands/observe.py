@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from specsim.commands.common import json_option, note, print_json, show
+from specsim.commands.common import Meter, json_option, note, print_json, show
 
 if TYPE_CHECKING:
     from specsim.records import Record
@@ -43,11 +43,12 @@ def command(sources: tuple[str, ...], output: str | None, as_json: bool) -> None
         )
     records: list[Record] = []
     problems: list[SpecsimError] = []
-    for source in sources:
-        try:
-            records += observe(source)
-        except SpecsimError as problem:
-            problems.append(problem)
+    with Meter("observe"):
+        for source in sources:
+            try:
+                records += observe(source)
+            except SpecsimError as problem:
+                problems.append(problem)
     found = contradictions(records)
     if output is not None:
         _write(records, Path(output))

@@ -73,8 +73,8 @@ def command(as_json: bool, plot: Path | None, **options: Any) -> int:
         if options[name]:
             read = words if name == "hardware" else whole_numbers
             options[name] = read(options[name], "--" + name.replace("_", "-"))
-    with Meter("plan") as progress:
-        found = make(progress=progress, **options)
+    with Meter("plan"):
+        found = make(**options)
     if found.wanted.policy is not None:
         found.write_policy(found.wanted.policy)
     document = found.json()

@@ -71,8 +71,8 @@ def command(as_json: bool, **options: Any) -> None:
     from specsim.simulated import simulate
 
     rows_out, picture = options.pop("requests_out"), options.pop("plot")
-    with Meter("simulate") as progress:
-        found = simulate(progress=progress, **options)
+    with Meter("simulate"):
+        found = simulate(**options)
     if rows_out:
         _write_rows(rows_out, found.run.metrics)
     document = found.json()

@@ -56,8 +56,8 @@ def command(
 
     cluster = _cluster(options, cluster)
     lists = {name: _values(name, text) for name, text in options.items() if name in TYPES and text is not None}
-    with Meter("sweep") as progress:
-        result = sweep(out=out, jobs=jobs, cluster=cluster, progress=progress, **{**options, **lists})
+    with Meter("sweep"):
+        result = sweep(out=out, jobs=jobs, cluster=cluster, **{**options, **lists})
     if plot is not None:
         draw(result.json(), plot)
     if as_json:

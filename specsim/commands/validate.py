@@ -13,7 +13,18 @@ from typing import Any
 
 import click
 
-from specsim.commands.common import OneOf, Percent, draw, json_option, note, plot_option, print_json, print_result, show
+from specsim.commands.common import (
+    Meter,
+    OneOf,
+    Percent,
+    draw,
+    json_option,
+    note,
+    plot_option,
+    print_json,
+    print_result,
+    show,
+)
 from specsim.errors import InputError
 
 EPILOG = """\b
@@ -288,13 +299,14 @@ def _interrupted(number: int, frame: Any) -> None:
 def _replay(options: dict[str, Any]) -> int:
     from specsim import replay
 
-    result = replay.run(options["records"], options["hardware"], model=options["model"], draft=options["draft"])
+    with Meter("validate"):
+        result = replay.run(options["records"], options["hardware"], model=options["model"], draft=options["draft"])
     for line in result.skipped:
         note(f"left out: {line}")
     if options["plot"] is not None:
-        draw(result.document(), options["plot"])
+        draw(result.json(), options["plot"])
     if options["as_json"]:
-        print_result(result.document())
+        print_result(result.json())
     else:
         show(result.page())
     over = result.over(options["fail_over"])

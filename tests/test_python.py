@@ -1,0 +1,156 @@
+"""What `import specsim` offers: the public names, options as keywords, docstrings' examples, results that show themselves."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import specsim
+from specsim import _HOMES
+from specsim.cli import COMMANDS, main
+from specsim.pages import Grid, Shown
+
+ROOT = Path(__file__).resolve().parent.parent
+PUBLIC = """
+    Acceptance InputError Model Prediction Profile Quantity Scenario SpecsimError WorkError
+    diagnose evaluate load_model load_profile machine_of observe plan predict read_launch scenario simulate sweep validate
+""".split()  # noqa: SIM905
+
+
+def test_the_public_names() -> None:
+    """Held here: a name that goes or comes is a decision."""
+    assert sorted(specsim.__all__) == sorted(PUBLIC) == sorted(_HOMES)
+    assert dir(specsim) == specsim.__all__
+    for name in specsim.__all__:
+        assert getattr(specsim, name).__doc__
+    with pytest.raises(AttributeError):
+        specsim.nothing  # noqa: B018
+
+
+def test_no_submodule_takes_the_place_of_a_function() -> None:
+    """`import specsim.x` sets the attribute x of the package: no module may be called like a public name."""
+    modules = {path.stem for path in (ROOT / "specsim").iterdir()}
+    assert not modules & set(specsim.__all__)
+
+
+def test_importing_costs_nothing() -> None:
+    code = "import sys, specsim; dir(specsim); print({'numpy', 'pydantic', 'yaml', 'click'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize(
+    "name", ["specsim", *sorted({f"specsim.{home.partition(':')[0]}" for home in _HOMES.values()})]
+)
+def test_the_examples_of_docstrings(name: str) -> None:
+    assert doctest.testmod(importlib.import_module(name)).failed == 0
+
+
+@pytest.mark.parametrize("name", ["predict", "scenario", "sweep", "plan", "simulate", "diagnose"])
+def test_every_function_has_an_example(name: str) -> None:
+    assert ">>>" in (getattr(specsim, name).__doc__ or "")
+
+
+def document(capsys: pytest.CaptureFixture[str], *line: str) -> dict[str, Any]:
+    with pytest.raises(SystemExit):
+        main([*line, "--json"])
+    return unsigned(json.loads(capsys.readouterr().out))
+
+
+def unsigned(found: dict[str, Any]) -> dict[str, Any]:
+    """Without the command that makes it again, which only the command line adds everywhere."""
+    return {key: value for key, value in found.items() if key != "command"}
+
+
+MODEL = ["--model", "Llama-3.1-8B", "--hardware", "1x-h200"]
+SCENARIO: dict[str, Any] = {"model": "Llama-3.1-8B", "hardware": "1x-h200"}
+
+
+def test_functions_say_what_commands_say(capsys: pytest.CaptureFixture[str]) -> None:
+    """The same options, as keywords and on the line, give the same document."""
+    made = specsim.predict(**SCENARIO, batch=8, draft_tokens=4, accept_rate=0.6)
+    assert unsigned(made.json()) == document(
+        capsys, "predict", *MODEL, "--batch", "8", "--draft-tokens", "4", "--accept-rate", "0.6"
+    )
+    assert made.json() == specsim.predict(specsim.scenario(**SCENARIO, batch=8, draft_tokens=4, accept_rate=0.6)).json()
+    swept = specsim.sweep(**SCENARIO, batch=[1, 8], draft_tokens=range(2, 4), accept_rate=0.6)
+    assert swept.json() == document(
+        capsys, "sweep", *MODEL, "--batch", "1,8", "--draft-tokens", "2:3", "--accept-rate", "0.6"
+    )
+    planned = specsim.plan(**SCENARIO, rate=4, tpot_ms=20, draft_tokens=[2, 4], accept_rate=0.6)
+    words = ["--rate", "4", "--tpot-ms", "20", "--draft-tokens", "2,4", "--accept-rate", "0.6"]
+    assert planned.json() == document(capsys, "plan", *MODEL, *words)
+    run = specsim.simulate(**SCENARIO, method="none", concurrency=4, num_requests=20)
+    assert run.json() == document(
+        capsys, "simulate", *MODEL, "--method", "none", "--concurrency", "4", "--num-requests", "20"
+    )
+    diagnosis = specsim.diagnose(decode_ms=12.1, verify_ms=29.5, draft_tokens=3, decode_at={3: 15.5})
+    words = ["--decode-ms", "12.1", "--verify-ms", "29.5", "--draft-tokens", "3", "--decode-at", "3=15.5"]
+    assert diagnosis.json() == document(capsys, "diagnose", *words)
+
+
+def test_a_launch_line_is_a_keyword_as_well() -> None:
+    made = specsim.scenario(hardware="1x-h200", sglang_args="--model-path Qwen/Qwen3-8B --speculative-algorithm EAGLE3")
+    assert (made.model.name, made.method) == ("Qwen3-8B", "eagle3")
+
+
+@pytest.mark.parametrize("name", ["predict", "scenario", "sweep", "plan", "simulate", "diagnose"])
+def test_a_keyword_that_is_no_option_is_told(name: str) -> None:
+    """An option that is misspelt must not be taken for an engine's flag."""
+    needed: dict[str, Any] = {"plan": {"rate": 1}, "simulate": {"rate": 1}}.get(name, {})
+    with pytest.raises(specsim.InputError, match="no option 'hardwear'; did you mean 'hardware'"):
+        getattr(specsim, name)(hardwear="1x-h200", **needed)
+
+
+def test_results_show_themselves() -> None:
+    """One line as repr, the tables of the terminal when printed, the same cells in a notebook."""
+    record = ROOT / "validation" / "llama8b-base.json"
+    results: list[Shown] = [
+        specsim.predict(**SCENARIO),
+        specsim.sweep(**SCENARIO, batch=[1, 8], draft_tokens=[2, 3]),
+        specsim.plan(**SCENARIO, rate=4, method="none"),
+        specsim.simulate(**SCENARIO, method="none", concurrency=4, num_requests=20),
+        specsim.diagnose(decode_ms=12.1, verify_ms=29.5, draft_tokens=3),
+        specsim.validate(record),
+        specsim.load_profile("1x-h200"),
+        specsim.load_model("Qwen3-8B"),
+    ]
+    for result in results:
+        line = repr(result)
+        assert line.startswith(f"<{type(result).__name__}: ")
+        assert "\n" not in line
+        assert len(line) < 500
+        tables = [part for part in result.page() if isinstance(part, Grid)]
+        assert tables, line
+        shown = result._repr_html_()
+        assert shown.count("<table>") == len(tables)
+        assert max(map(len, (row for row in str(result).splitlines() if "  " in row.strip()))) <= 240
+        printed = str(result)
+        for cell in (cell for table in tables for row in table.rows for cell in row):
+            assert all(word in printed for word in cell.split()), cell
+
+
+def test_every_page_has_its_module() -> None:
+    """`page_from` of each result names a module with a `page`, which comes after it in the reading order."""
+    from test_layout import READING_ORDER
+
+    seen = [cls for cls in Shown.__subclasses__() if cls.__module__.startswith("specsim.")]
+    assert len(seen) >= 8
+    for cls in seen:
+        module = importlib.import_module(cls.page_from)
+        assert callable(module.page)
+        home, shows = cls.__module__.removeprefix("specsim."), cls.page_from.removeprefix("specsim.")
+        assert READING_ORDER.index(home) < READING_ORDER.index(shows)
+
+
+def test_every_command_that_answers_questions_has_its_function() -> None:
+    assert {"predict", "sweep", "plan", "simulate", "diagnose", "validate", "observe"} <= set(COMMANDS) & set(
+        specsim.__all__
+    )
