@@ -41,7 +41,7 @@ Array = NDArray[np.float64]
 MOST_RUNNING = 2048  # running requests that are looked at; engines admit fewer in all but name
 
 
-ROUNDS, CLOSE = 60, 1e-5  # of the fixed points
+ROUNDS, CLOSE = 100, 1e-5  # of the fixed points
 WAIT = 1.5  # steps from an arrival to its prefill while the server decodes: the rest of the running one, and the next (overlap)
 
 
@@ -127,14 +127,14 @@ class Server:
         r = np.broadcast_to(r, np.broadcast_shapes(r.shape, steps.shape[:1]))
         n = np.arange(1, len(self.step) + 1, dtype=float)
         mean_step, mean_running = np.full_like(r, self.step[0]), np.ones_like(r)
-        for _ in range(
-            ROUNDS
-        ):  # prefills lengthen decoding, and longer steps gather more prompts: half a step at a time
-            met = self._steps_met(r, mean_step, mean_running)
+        met = _Met.first(r)
+        for _ in range(ROUNDS):  # prefills lengthen decoding, longer steps gather more prompts: half a step at a time
+            before, met = met, self._meet(met, r, mean_step, mean_running)
             held = _shared(r, met.work, steps * self.step / n, self.requests.input_cv2)
             running = np.where(held.stable, held.weight @ n + met.work * held.bunch, n[-1])
             step = np.where(held.stable, held.weight @ self.step, self.step[-1])  # 0 counts while none decodes
             close = np.all(np.abs(running - mean_running) <= CLOSE * running)
+            close &= np.all(np.abs(met.here - before.here) <= CLOSE * met.here)
             mean_step, mean_running = (mean_step + step) / 2, (mean_running + running) / 2
             if close:
                 break
@@ -158,42 +158,47 @@ class Server:
             r, served(running), served(held.waiting), served(tpot), served(held.waiting / r + before + own), busy
         )
 
-    def _steps_met(self, r: Array, step: Array, running: Array) -> _Met:
-        """What an arrival meets when decode steps take `step` seconds, by rate.
+    def _meet(self, last: _Met, r: Array, step: Array, running: Array) -> _Met:
+        """One round towards what an arrival meets when decode steps take `step` seconds, by rate.
 
         A step prefills the K prompts that came in the last but one: SGLang's takes P(K), or S when nothing came; vLLM's S + P(K),
-        P being what prefill adds. So K is Poisson with mean rate x D; p is the share of steps with K > 0, k the mean of K in
-        these, and an arrival comes in a step of E[D^2] / E[D] seconds.
+        P being what prefill adds. So K is Poisson with mean rate x D, and an arrival comes in a step of E[D^2] / E[D] seconds.
         """
-        most = float(len(self.prefill))
-        alongside = step if self.saved is not None else 0.0 * step
-        p, k, spread = np.zeros_like(r), np.ones_like(r), np.zeros_like(r)
-        for _ in range(ROUNDS):
-            before = p
-            prompts = np.maximum(k * self._alone(k) - self._saved(running), 0.1 * k * self._alone(k))
-            slope = np.where(k < most, (k + 1) * self._alone(np.minimum(k + 1, most)) - k * self._alone(k), 0.0)
-            full = alongside + prompts
-            p = 1 - (1 - p) * np.exp(-r * step) - p * np.exp(-r * full) * (1 + (r * slope) ** 2 * spread / 2)
-            mean = (1 - p) * step + p * full
-            k = np.clip(r * mean / p, 1.0, most)
-            fixed = (1 - p) * step**2 + p * full**2 + slope**2 * p * k * (1 - k + self.requests.input_cv2)
-            square = fixed / (1 - np.minimum(slope * r, 0.95) ** 2)  # E[D^2]
-            spread = np.maximum((r * mean + r**2 * square) / p - k**2, 0.0)  # variance of K where K > 0
-            if np.all(np.abs(p - before) <= CLOSE * p):
-                break
+        most, k = float(len(self.prefill)), last.prompts
+        together = k * self._alone(k)
+        prompts = np.maximum(together - self._saved(running), 0.1 * together)
+        slope = np.where(k < most, (k + 1) * self._alone(np.minimum(k + 1, most)) - together, 0.0)
+        full = prompts if self.saved is None else step + prompts
+        p = last.share
+        p = 1 - (1 - p) * np.exp(-r * step) - p * np.exp(-r * full) * (1 + (r * slope) ** 2 * last.spread / 2)
+        mean = (1 - p) * step + p * full
+        fixed = (1 - p) * step**2 + p * full**2 + slope**2 * p * k * (1 - k + self.requests.input_cv2)
+        square = fixed / (1 - np.minimum(slope * r, 0.95) ** 2)  # E[D^2]
+        k = np.clip(r * mean / p, 1.0, most)
+        spread = np.maximum((r * mean + r**2 * square) / p - k**2, 0.0)
         here = square / mean
-        return _Met(r * prompts / k, np.clip(1 + r * here, 1.0, most), here, mean)
+        return _Met(p, k, spread, r * prompts / k, np.clip(1 + r * here, 1.0, most), here, mean)
 
 
 @dataclass(frozen=True)
 class _Met:
-    """What an arrival meets. work: share of time that prefill takes; together: prompts in its own prefill; here, following:
-    seconds of the step that it comes in, and of the one after, which had been decided."""
+    """What an arrival meets. share: of steps that prefill; prompts, spread: mean and variance of prompts in these; work: share
+    of time that prefill takes; together: prompts in its own prefill; here, following: seconds of the step that it comes in,
+    and of the one after, which had been decided."""
 
+    share: Array
+    prompts: Array
+    spread: Array
     work: Array
     together: Array
     here: Array
     following: Array
+
+    @classmethod
+    def first(cls, r: Array) -> _Met:
+        """Where the rounds begin: nothing is prefilled."""
+        zero, one = np.zeros_like(r), np.ones_like(r)
+        return cls(zero, one, zero, zero, one, zero, zero)
 
 
 @dataclass(frozen=True)
