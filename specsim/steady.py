@@ -129,12 +129,12 @@ class Server:
         mean_step, mean_running = np.full_like(r, self.step[0]), np.ones_like(r)
         met = _Met.first(r)
         for _ in range(ROUNDS):  # prefills lengthen decoding, longer steps gather more prompts: half a step at a time
-            before, met = met, self._meet(met, r, mean_step, mean_running)
+            last, met = met, self._meet(met, r, mean_step, mean_running)
             held = _shared(r, met.work, steps * self.step / n, self.requests.input_cv2)
             running = np.where(held.stable, held.weight @ n + met.work * held.bunch, n[-1])
             step = np.where(held.stable, held.weight @ self.step, self.step[-1])  # 0 counts while none decodes
             close = np.all(np.abs(running - mean_running) <= CLOSE * running)
-            close &= np.all(np.abs(met.here - before.here) <= CLOSE * met.here)
+            close &= np.all(np.abs(met.here - last.here) <= CLOSE * met.here)
             mean_step, mean_running = (mean_step + step) / 2, (mean_running + running) / 2
             if close:
                 break
