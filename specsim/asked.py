@@ -12,9 +12,15 @@ from specsim.prediction import predict as predict_scenario
 from specsim.scenarios import Scenario, build
 
 LAUNCH_LINES = {"sglang_args": "sglang", "vllm_args": "vllm"}
-NAMES = {p.name for p in signature(build).parameters.values() if p.kind is p.KEYWORD_ONLY} - {"asked"} | set(
-    LAUNCH_LINES
-)
+# Settings of an engine that costs depend on: on a command line they stand in a launch line.
+SETTINGS = {
+    "attention_backend", "captured_sizes", "chunked_prefill_size", "cuda_graph_max_bs", "disable_cuda_graph",
+    "disable_custom_all_reduce", "disable_overlap", "draft_attention_backend", "env", "flashinfer_allreduce_fusion",
+    "kv_cache_dtype", "max_num_batched_tokens", "max_running_requests", "moe_a2a_backend", "nodes", "p2p", "quantization",
+    "version",
+}  # fmt: skip
+_BUILT = {p.name for p in signature(build).parameters.values() if p.kind is p.KEYWORD_ONLY} - {"asked"}
+NAMES = _BUILT | SETTINGS | set(LAUNCH_LINES)
 
 
 def scenario_of(values: Mapping[str, Any]) -> Scenario:
@@ -25,6 +31,7 @@ def scenario_of(values: Mapping[str, Any]) -> Scenario:
 
 def scenario(**options: Any) -> Scenario:
     """A scenario from the options of `specsim predict`, with underscores: model, hardware, tp, batch, sglang_args, ...
+    and from settings of the engine: max_running_requests, attention_backend, disable_cuda_graph, version, ...
 
         >>> s = scenario(model="Llama-3.1-8B", hardware="1x-h200", batch=[1, 8], draft_tokens=4)
         >>> s.method, s.batch.tolist()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import importlib
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -99,6 +100,16 @@ def test_functions_say_what_commands_say(capsys: pytest.CaptureFixture[str]) -> 
 def test_a_launch_line_is_a_keyword_as_well() -> None:
     made = specsim.scenario(hardware="1x-h200", sglang_args="--model-path Qwen/Qwen3-8B --speculative-algorithm EAGLE3")
     assert (made.model.name, made.method) == ("Qwen3-8B", "eagle3")
+
+
+def test_settings_of_an_engine_are_those_that_something_reads() -> None:
+    from specsim.asked import SETTINGS
+
+    source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "specsim").glob("*.py"))
+    read = set(re.findall(r"""options\.(?:get|pop)\("(\w+)\"""", source))
+    assert set() == SETTINGS - read
+    made = specsim.scenario(max_running_requests=64, batch=60)
+    assert not any("at most" in warning for warning in made.warnings)
 
 
 @pytest.mark.parametrize("name", ["predict", "scenario", "sweep", "plan", "simulate", "diagnose"])
