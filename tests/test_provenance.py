@@ -15,6 +15,7 @@ from specsim.configs import load_preset
 from specsim.observe_read import without_secrets
 from specsim.profiles import load_profile
 from specsim.provenance import KINDS
+from specsim.scenarios import build
 
 OTHERS = {
     "rates by position": ["predict", "--draft-tokens", "4", "--accept-per-position", "0.71,0.6,0.333"],
@@ -68,7 +69,7 @@ def test_a_prediction_made_in_python_has_the_command_line_of_its_options():
 
 def test_what_no_option_states_has_no_command():
     for options in ({"acceptance": Acceptance.constant(0.6)}, {"max_running_requests": 8}):
-        assert specsim.predict(specsim.scenario(draft_tokens=3, **options)).json()["command"] is None
+        assert specsim.predict(build(draft_tokens=3, **options)).json()["command"] is None
 
 
 def test_keys_do_not_travel_in_commands():
