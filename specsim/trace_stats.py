@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from specsim.workload import PS, Requests, Trace
 
@@ -45,23 +46,36 @@ def trace_stats(path: Path) -> TraceStats:
     Raises InputError, as the trace does.
     """
     count, given, squares, made, last = 0, 0, 0, 0, 0.0
-    seconds: dict[int, int] = {}
+    second, minute = _Busiest(1), _Busiest(MINUTE)
     for block in Trace(path):
         count += len(block)
         given += int(block.input_tokens.sum())
         squares += sum(n * n for n in block.input_tokens.tolist())
         made += int(block.output_tokens.sum())
         last = float(block.arrival[-1]) / PS
-        places, numbers = np.unique(block.arrival // PS, return_counts=True)
-        for second, n in zip(places.tolist(), numbers.tolist(), strict=True):
-            seconds[second] = seconds.get(second, 0) + n
-    minutes: dict[int, int] = {}
-    for second, n in seconds.items():
-        minutes[second // MINUTE] = minutes.get(second // MINUTE, 0) + n
+        for busiest in (second, minute):
+            busiest.add(block.arrival)
     duration = max(last, 1.0)
-    peak = max(minutes.values()) / min(MINUTE, duration)
+    peak = minute.most / min(MINUTE, duration)
     vary = max(squares * count / given**2 - 1, 0.0)
-    return TraceStats(count, given / count, made / count, duration, count / duration, peak, max(seconds.values()), vary)
+    return TraceStats(count, given / count, made / count, duration, count / duration, peak, second.most, vary)
+
+
+class _Busiest:
+    """The most arrivals in one span of so many seconds. Arrivals come in order, so only the span they have reached is kept."""
+
+    def __init__(self, seconds: int) -> None:
+        self.span = seconds * PS
+        self.most = self._here = 0
+        self._place = -1
+
+    def add(self, arrival: NDArray[np.int64]) -> None:
+        """The next arrivals, picoseconds, none before those already added."""
+        places, numbers = np.unique(arrival // self.span, return_counts=True)
+        if places[0] == self._place:
+            numbers[0] += self._here
+        self._place, self._here = int(places[-1]), int(numbers[-1])
+        self.most = max(self.most, int(numbers.max()))
 
 
 def every(blocks: Iterable[Requests], n: int) -> Iterator[Requests]:

@@ -9,6 +9,7 @@ import math
 import re
 import shlex
 import time
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,7 @@ from specsim.simulation import simulate
 from specsim.simulation_costs import server_of as simulated_server
 from specsim.steady import Requests, Server, server_of
 from specsim.trace_stats import every, trace_stats
-from specsim.workload import Lengths, Trace, synthetic
+from specsim.workload import BLOCK, Lengths, Trace, synthetic
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -607,6 +608,34 @@ def test_what_a_trace_says(trace):
     assert stats.peak_rate == pytest.approx(90 / 60)
     assert stats.busiest_second == 3
     assert stats.input_cv2 == pytest.approx((100**2 - 1) / 12 / 149.5**2)  # of 100, 101, ... 199
+
+
+@given(st.lists(st.integers(0, 400), min_size=1, max_size=60), st.integers(1, 7))
+def test_the_busiest_span_is_found_whatever_the_blocks(tmp_path_factory, seconds, block):
+    """As counted over the whole trace at once, where it is read a few requests at a time."""
+    path = tmp_path_factory.mktemp("trace") / "t.csv"
+    arrivals = sorted(seconds)
+    path.write_text("arrival_s,input_tokens,output_tokens\n" + "".join(f"{t},5,5\n" for t in arrivals))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("specsim.workload.BLOCK", block)
+        stats = trace_stats(path)
+    since = [t - arrivals[0] for t in arrivals]
+    assert stats.busiest_second == max(since.count(t) for t in since)
+    busiest = max(sum(t // 60 == m for t in since) for m in range(8))
+    assert stats.peak_rate == pytest.approx(busiest / min(60, max(since[-1], 1)))
+
+
+def test_statistics_of_a_long_trace_take_no_more_memory(tmp_path):
+    """100,000 requests over 58 days, most in a second of their own."""
+    path = tmp_path / "t.csv"
+    with path.open("w") as file:
+        file.write("arrival_s,input_tokens,output_tokens\n")
+        file.writelines(f"{50 * i},5,5\n" for i in range(100_000))
+    tracemalloc.start()
+    assert trace_stats(path).requests == 100_000
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 3 * BLOCK * 150
 
 
 @pytest.mark.parametrize("n", [1, 3, 7])
