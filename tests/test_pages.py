@@ -5,7 +5,7 @@ from __future__ import annotations
 from html.parser import HTMLParser
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import specsim
@@ -23,6 +23,7 @@ def grids(draw: st.DrawFn) -> Grid:
     return grid(heads, rows, keys=draw(st.integers(1, 2)))
 
 
+@settings(deadline=None)
 @given(grids(), st.integers(20, 200))
 def test_tables_fit_and_break_no_word(g: Grid, width: int) -> None:
     """The keys and the widest other column always stand side by side; from that width on every line fits, and below it
@@ -37,6 +38,7 @@ def test_tables_fit_and_break_no_word(g: Grid, width: int) -> None:
     assert {word for row in g.rows for cell in row for word in cell.split()} <= words
 
 
+@settings(deadline=None)
 @given(grids())
 def test_cells_stay_whole_where_all_fits(g: Grid) -> None:
     """At a width that takes the whole table, a row is one line and its cells stand in order."""
@@ -108,6 +110,7 @@ class _Reader(HTMLParser):
         self.said += data
 
 
+@settings(deadline=None)
 @given(st.text(max_size=20), st.sampled_from(["", "title", "warning", "command"]))
 def test_html_escapes_everything(word: str, style: str) -> None:
     bad = f"<script>{word}</script>&\"'<img>"
