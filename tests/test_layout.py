@@ -38,7 +38,6 @@ ABOVE_ALL = {"__init__", "__main__", "cli"}  # these may import anything
 HEAVY = {
     "torch",
     "matplotlib",
-    "rich",
     "scipy",
     "fastapi",
     "starlette",

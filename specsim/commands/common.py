@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from specsim.pages import Page
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -234,14 +232,3 @@ def _duration(seconds: float) -> str:
     if seconds < 100:
         return f"{max(1, round(seconds))} s"
     return f"{round(seconds / 60)} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
-
-
-def console() -> Console:
-    """A rich console on standard output: colour only on a terminal and without NO_COLOR; width 100 elsewhere.
-
-    Text is printed as it is: names of models, boxes and files may hold what rich would take for markup or emoji.
-    """
-    from rich.console import Console
-
-    width = None if sys.stdout.isatty() else 100
-    return Console(width=width, highlight=False, markup=False, emoji=False)
