@@ -180,7 +180,7 @@ def _cells(string: str) -> int:
 
 def _table(table: Grid, width: int, styled: bool) -> Iterator[str]:
     if table.title:
-        yield _styled(table.title, "faint", styled)
+        yield from (_styled(line, "faint", styled) for line in _wrapped(table.title, width))
     for number, chosen in enumerate(_pieces(table, width)):
         if number:
             yield ""

@@ -329,3 +329,50 @@ def test_every_example_of_a_help_runs(line: str, place: Path, capsys: pytest.Cap
 
 def test_every_command_stands_in_the_help() -> None:
     assert set(COMMANDS) <= {path.split()[1] for path in TREE if " " in path}
+
+
+# --- progress -------------------------------------------------------------------------------------------------------------
+
+
+class _Clock:
+    """Seconds that pass when they are told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def test_progress_away_from_a_terminal_is_a_line_every_five_seconds(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """40 pieces of 0.5 s: at 5 s a quarter is done and 15 s are left, and so on. What runs inside is not heard."""
+    from specsim.commands import common
+    from specsim.progress import track
+
+    clock = _Clock()
+    monkeypatch.setattr(common, "time", clock)
+    with common.Meter("work"):
+        for _ in track(range(40), "pieces"):
+            clock.now += 0.25
+            for _ in track(range(2), "inside"):
+                clock.now += 0.125
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines() == [
+        "work: 25%, about 15 s left; pieces",
+        "work: 50%, about 10 s left; pieces",
+        "work: 75%, about 5 s left; pieces",
+    ]
+    with common.Meter("work"):
+        for _ in track(range(3)):
+            clock.now += 0.3
+    assert capsys.readouterr().err == "", "nothing in the first second"
+
+
+def test_nothing_is_said_where_nobody_listens() -> None:
+    from specsim.progress import report, track
+
+    report(1, 2)
+    assert list(track([1, 2])) == [1, 2]

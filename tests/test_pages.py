@@ -54,6 +54,10 @@ def test_columns_that_do_not_fit_go_on_below_under_their_key() -> None:
     assert text([g], 12).splitlines() == ["name  first", "box   12345", "", "name  third", "box   67890"]
 
 
+def test_a_title_is_as_narrow_as_its_table() -> None:
+    assert text([grid(("a",), [("1",)], "one two three four")], 10).splitlines() == ["one two", "three four", "a", "1"]
+
+
 def test_prose_takes_what_is_left() -> None:
     """Beside a key of 3 and a gap of 2, 18 and 27 columns are left."""
     g = grid(("key", "~said"), [("a", "one two three four five six seven")])
