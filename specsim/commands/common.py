@@ -52,7 +52,10 @@ class OneOf(click.Choice):  # type: ignore[type-arg,unused-ignore]
 
 
 class Group(click.Group):
-    """A group whose unknown commands are answered with the nearest known one."""
+    """A group whose unknown commands are answered with the nearest known one, and none with those there are."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **{"no_args_is_help": False, **settings})
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -75,7 +78,7 @@ def usage(error: click.ClickException) -> str:
     context = getattr(error, "ctx", None)
     if context is None:
         return f"{said}; --help lists the options"
-    if type(error).__name__ == "NoArgsIsHelpError":
+    if isinstance(context.command, click.Group) and said == "Missing command":
         return f"{context.command_path}: no command; one of {', '.join(context.command.list_commands(context))}"
     mend = "" if "Did you mean" in said else f"; {context.command_path} --help lists the options"
     return f"{context.command_path}: {said[:1].lower()}{said[1:].replace('. (Did', ' (Did')}{mend}"
