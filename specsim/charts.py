@@ -44,7 +44,9 @@ def charts_for(document: Mapping[str, Any]) -> list[Chart]:
 def _clean(value: Any) -> Any:
     """Without control characters and line separators: a specification that holds one in a name is not drawn."""
     if isinstance(value, str):
-        return re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]", " ", value)
-    if isinstance(value, Mapping):
-        return {key: _clean(each) for key, each in value.items()}
-    return [_clean(each) for each in value] if isinstance(value, list) else value
+        return value if value.isprintable() else re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]", " ", value)
+    if isinstance(value, list):
+        return [_clean(each) for each in value]
+    if value is None or isinstance(value, (int, float)):
+        return value
+    return {key: _clean(each) for key, each in value.items()} if isinstance(value, Mapping) else value

@@ -6,8 +6,9 @@ Decode, verify, draft step, draft extend and prefill are all this pass with othe
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -261,6 +262,15 @@ class Network:
     ranks: int
     link: str
     options: Mapping[str, object]
+    _known: dict[Any, tuple[tuple[str, int], ...]] = field(default_factory=dict, repr=False, compare=False)
+
+    def limits(self, engine: Engine, graph: bool, gather: bool) -> tuple[tuple[str, int], ...]:
+        """`Engine.allreduce_limits` of this network, worked out once."""
+        key = (engine, graph, gather)
+        if key not in self._known:
+            options = {**self.options, "disable_custom_all_reduce": True} if gather else self.options
+            self._known[key] = engine.allreduce_limits(ranks=self.ranks, link=self.link, graph=graph, options=options)
+        return self._known[key]
 
 
 def cost(
@@ -338,8 +348,7 @@ def allreduce_seconds(
     its ranks wait for each other; outside a graph the host pays the eager latency, none cheaper than one collective.
     """
     n = np.ndim(message)
-    options = {**network.options, "disable_custom_all_reduce": True} if gather else network.options
-    limits = engine.allreduce_limits(ranks=network.ranks, link=network.link, graph=graph, options=options)
+    limits = network.limits(engine, graph, gather)
     names = tuple(name for name, _ in limits)
     seconds: Array = np.asarray(0.0)
     called: Array = np.asarray(0.0)
@@ -356,6 +365,8 @@ def allreduce_seconds(
                 curve = machine.curve(names[place:], network.ranks, "eager")
                 called = called + np.where(here, curve.seconds(message), 0.0) * lift(curve.factor, n)
                 origin = _weakest(origin, curve.source)
+            if not left.any():
+                break
     if not graph:
         called = np.maximum(called, lift(machine.launch["collective_s"], n))
     return np.asarray(seconds + lift(machine.terms["allreduce_skew"], n)), np.asarray(called), origin or "assumed"

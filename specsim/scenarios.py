@@ -263,6 +263,8 @@ def build(
 
 
 def _positive(name: str, value: ArrayLike, least: float = 1) -> Array:
+    if type(value) is int and least <= value <= LIMITS[name]:
+        return np.asarray(float(value))
     option = "--" + name.replace("_", "-")
     try:
         array = np.asarray(value, dtype=float)

@@ -72,10 +72,11 @@ def rows(p: Prediction) -> list[tuple[str, str, str, str]]:
 def sourced_rows(p: Prediction) -> list[tuple[str, str, str, str, str]]:
     """As `rows`, with the `origin` of each number."""
     out = []
+    origins = {phases: origin(p, phases) for phases in {phases for *_, phases in QUANTITIES}}
     for key, what, unit, phases in QUANTITIES:
         found = getattr(p, key)
         if isinstance(found, Quantity):
-            out.append((what, str(found), unit, found.interval, origin(p, phases)))
+            out.append((what, str(found), unit, found.interval, origins[phases]))
         elif found is not None:
             rate = "" if p.accept_rate is None else f" (accept rate {p.accept_rate:.2f})"
             out.append((what + rate, f"{found:.2f}", unit, "as given", "given"))

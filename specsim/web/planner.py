@@ -200,7 +200,7 @@ class Planner:
             "mood": mood(p),
             "figures": figures(p),
             "rows": text.sourced_rows(p),
-            "charts": [chart.json() for chart in charts_for(document)],
+            "charts": [chart.json() for chart in charts_for({**document, "sources": []})],
             **{key: document[key] for key in ("scenario", "accept_rate", "accept_length", "warnings")},
             "command": self.command + str(document["command"]).removeprefix(PREDICT),
             "launch": {**lines, "vllm_config": None if config is None else json.dumps(config)},
