@@ -2,11 +2,11 @@
 
 A step of the simulator needs one number, so the vectorised cost model is evaluated once on a grid and interpolated:
 
-    decode or cycle   exact in the batch; piecewise linear in the mean cached tokens a sequence (nodes: powers of the eighth
-                      root of 2, and where an attention window fills). Costs are linear in between, so this is exact
-                      but for the cell where an operator turns from memory- to compute-bound
-    prefill           piecewise linear in new tokens (each up to 256, then 1 % apart) and in the mean cached tokens
-                      that a row attends to (powers of the 16th root of 2), all that attention's work depends on
+    decode or cycle   exact in the batch; piecewise linear in the mean cached tokens a sequence. Nodes: powers of the
+                      fourth root of 2, where an attention window fills, and, found by halving, where costs bend (from
+                      memory- to compute-bound, from host to GPU)
+    prefill           piecewise linear in new tokens (each up to 256, then 1 % apart or closer) and in the mean cached
+                      tokens that a row attends to, all that attention's work depends on; nodes found as above
     both in one step  prefill of all rows + what the cached tokens of the decoding sequences add (vLLM mixes; SGLang
                       does not): prefill(P + B d) + step(B, context) - target pass(B, context 0)
 
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -39,6 +39,8 @@ Ranges = tuple[
     tuple[int, int, int], ...
 ]  # a policy: (first batch, last batch, drafted tokens; 0: off), from batch 1 up
 PS = 1e12  # picoseconds a second
+CURVED = 0.001  # share of a value by which a straight line may miss it in the middle of a cell
+HALVINGS = 8  # of a cell at most: a jump has no straight line
 WIDEST_GRID = 2**18  # tokens: beyond, costs are extrapolated along their last segment
 POLICIES = ("prefill-first", "mixed")
 
@@ -340,12 +342,22 @@ def tables(s: Scenario, machine: Machine, max_batch: int, chunk: int, ranges: Ra
     widest = s.model.max_context or WIDEST_GRID
     cut = lanes(s, max_batch, ranges)
     bends = {x for one, _ in cut for x in (1, (s.topk + 1) / 2, rows_of(one), (rows_of(one) + 1) / 2)}
-    contexts = _nodes(widest, (limit - x for limit in _windows(s) for x in bends))
-    step, base = np.zeros((max_batch + 1, len(contexts))), np.zeros(max_batch + 1)
+
+    def steps(row: Ints, context: Array) -> Array:
+        if len(cut) == 1:
+            return step_seconds(cut[0][0], machine, row + 1.0, context)
+        batch, context = np.broadcast_arrays(row + 1.0, context)
+        seconds = np.zeros(batch.shape)
+        for one, batches in cut:
+            here = np.isin(batch, batches)
+            seconds[here] = step_seconds(one, machine, batch[here], context[here])
+        return seconds
+
+    contexts, step = refined(steps, max_batch, _nodes(widest, (limit - x for limit in _windows(s) for x in bends)))
+    base = np.zeros(max_batch + 1)
     rows, drafts = np.ones(max_batch + 1, dtype=np.int64), np.zeros(max_batch + 1, dtype=np.int64)
     for one, batches in cut:
         at = batches.astype(np.int64)
-        step[at] = step_seconds(one, machine, batches[:, None], contexts[None, :])
         base[at] = base_seconds(one, machine, batches)
         rows[at] = rows_of(one)
         drafts[at] = int(one.num_steps.reshape(-1)[0])
@@ -360,19 +372,28 @@ def tables(s: Scenario, machine: Machine, max_batch: int, chunk: int, ranges: Ra
         )
     )
     tokens = tokens[tokens <= most].astype(float)
-    reach = _nodes(widest, _windows(s), by=0.0625)
-    prefill = prefill_seconds(s, machine, np.maximum(tokens, 1.0)[:, None], reach[None, :])
+
+    reach = _nodes(widest, _windows(s))
+
+    def by_tokens(row: Ints, tokens: Array) -> Array:
+        return prefill_seconds(s, machine, np.maximum(tokens, 1.0), reach[:: len(reach) // 4][row])
+
+    def by_reach(row: Ints, reach: Array) -> Array:
+        return prefill_seconds(s, machine, np.maximum(tokens[row], 1.0), reach)
+
+    tokens, _ = refined(by_tokens, 4, tokens)
+    reach, prefill = refined(by_reach, len(tokens), reach)
 
     def ps(seconds: Array) -> Array:
         return np.rint(seconds * PS)
 
     return Costs(
         contexts=contexts,
-        step=ps(step),
+        step=ps(np.pad(step, ((1, 0), (0, 0)))),
         base=ps(base),
         tokens=tokens,
         reach=reach,
-        prefill=ps(np.broadcast_to(prefill, (len(tokens), len(reach)))),
+        prefill=ps(prefill),
         rows=rows,
         drafts=drafts,
     )
@@ -387,9 +408,38 @@ def _windows(s: Scenario) -> list[float]:
     return sorted(found | compressed)
 
 
-def _nodes(widest: float, more: Iterable[float], by: float = 0.125) -> Array:
-    powers = 2.0 ** np.arange(4.0, math.log2(max(widest, 64)) + by, by)
+def _nodes(widest: float, more: Iterable[float]) -> Array:
+    powers = 2.0 ** np.arange(4.0, math.log2(max(widest, 64)) + 0.25, 0.25)
     return np.unique(np.concatenate([[0.0], powers.round(), [x for x in more if x > 0]]))
+
+
+def refined(f: Callable[[Ints, Array], Array], rows: int, nodes: Array) -> tuple[Array, Array]:
+    """(nodes, f at them of shape (rows, nodes)), with nodes added until f is linear between them in each of the rows.
+
+    f(row, x) broadcasts. A cell is halved for a row whose value in the middle is off the straight line by more than
+    `CURVED` of it; at a single bend the line is off by at most twice what it is in the middle. A cell that one row needs is
+    filled from the straight line in the others.
+    """
+    table = np.broadcast_to(f(np.arange(rows)[:, None], nodes), (rows, len(nodes)))
+    halves = np.ones((rows, len(nodes) - 1), dtype=bool)  # cells to look into, by row
+    for _ in range(HALVINGS):
+        cells = np.flatnonzero(halves.any(axis=0))
+        middle = (nodes[cells] + nodes[cells + 1]) / 2
+        line = (table[:, cells] + table[:, cells + 1]) / 2
+        row, cell = np.nonzero(halves[:, cells])
+        value = line.copy()
+        value[row, cell] = f(row, middle[cell])
+        curved = np.abs(value - line) > CURVED * value
+        kept = curved.any(axis=0)
+        if not kept.any():
+            break
+        cells, middle, value, curved = cells[kept], middle[kept], value[:, kept], curved[:, kept]
+        nodes = np.insert(nodes, cells + 1, middle)
+        table = np.insert(table, cells + 1, value, axis=1)
+        halves = np.zeros((rows, len(nodes) - 1), dtype=bool)
+        new = cells + 1 + np.arange(len(cells))
+        halves[:, new - 1] = halves[:, new] = curved
+    return nodes, table
 
 
 # --- the limit ------------------------------------------------------------------------------------------------------

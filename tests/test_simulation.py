@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import specsim
 from specsim.acceptance import Acceptance
 from specsim.commands.simulate import command
 from specsim.errors import InputError
@@ -199,6 +200,19 @@ def test_interpolation_errs_below_half_a_percent_in_prefill(tokens: int, cached:
     reach = cached + (tokens + 1) / 2
     exact = float(prefill_seconds(s, machine, np.asarray(float(tokens)), np.asarray(reach)))
     assert prefill_time(c.tokens, c.reach, c.prefill, tokens, reach) / 1e12 == pytest.approx(exact, rel=0.005)
+
+
+def test_prefill_times_jump_where_the_all_reduce_changes() -> None:
+    """gpt-oss-120b, TP 8: a message of 2,913 rows of 2,880 bf16 values passes 16 MiB, where the engine's own all-reduce ends:
+    the time jumps between two neighbouring numbers of rows, and the table jumps there too."""
+    s = specsim.scenario(model="gpt-oss-120b", hardware="8x-h100", method="none")
+    machine = machine_of(s)
+    c = tables(s, machine, 2, 8192)
+    rows = np.arange(1.0, 8193)
+    exact = prefill_seconds(s, machine, rows, 20_000 + (rows + 1) / 2)
+    assert exact[2912] / exact[2911] < 0.98  # NCCL is quicker there
+    table = [prefill_time(c.tokens, c.reach, c.prefill, int(n), 20_000 + (n + 1) / 2) / 1e12 for n in rows]
+    np.testing.assert_allclose(table, exact, rtol=0.005)
 
 
 # Kernel, reference, seeds
