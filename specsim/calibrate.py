@@ -249,7 +249,7 @@ def build(
     record = Record(
         kind="calibration", name=name, date=date, source=command, hardware=name,
         environment={
-            **_plain(environment), "health": _plain(health or {}),
+            **_plain(environment), "health": _plain(health or {}), "troubles": list(troubles),
             "plan": {"ranks": ranks, "cpu": cpu, "no_p2p": no_p2p, "quick": quick, "nvlink": nvlink},
         }, samples=[_plain(dict(r)) for r in results], caveats=warnings,
         method="seconds a call; chains in CUDA graphs less an empty graph, weights rotated beyond twice the L2; see docs/calibration.md",
@@ -261,8 +261,8 @@ def rebuild(records: Sequence[Record], published: Sequence[Profile] = ()) -> Res
     """The profile and record again from a box's calibration records, with this release's fits.
 
     Later records add to the first and replace what they measured again; a failure replaces nothing. One taken with other
-    peer access lends only what does not depend on it, and only where the first has nothing. Raises InputError without
-    records, for another kind of record, and for records of other numbers of ranks.
+    peer access lends only what does not depend on it, and only where the first has nothing. What went wrong in any of them
+    is told again. Raises InputError without records, for another kind of record, and for records of other numbers of ranks.
     """
     if not records:
         raise InputError("no record", mend="give a *.record.json of specsim calibrate")
@@ -287,9 +287,10 @@ def rebuild(records: Sequence[Record], published: Sequence[Profile] = ()) -> Res
                 continue
             if s["status"] == "done" or known is None or known["status"] != "done":
                 samples[s["key"]] = s
-    environment = {k: v for k, v in first.environment.items() if k not in ("plan", "health")}
+    environment = {k: v for k, v in first.environment.items() if k not in ("plan", "health", "troubles")}
+    troubles = dict.fromkeys(str(t) for record in records for t in record.environment.get("troubles") or ())
     return build(
-        first.name, list(samples.values()), environment, **plan, health=first.environment.get("health"),
+        first.name, list(samples.values()), environment, **plan, health=first.environment.get("health"), troubles=list(troubles),
         date=max(r.date for r in records), command="; ".join(dict.fromkeys(r.source for r in records)), published=published,
     )  # fmt: skip
 

@@ -209,6 +209,18 @@ def test_later_records_of_a_box_add_to_the_first() -> None:
     assert not any("custom" in w for w in joined.warnings)
 
 
+def test_what_went_wrong_in_a_run_outlives_its_fits() -> None:
+    """Troubles of a run come back from its record, each once, and are in the next record again."""
+    hung = "nccl-tree: hung for 60 s: nccl-tree ranks 2, mode graph, bytes 4096 (rank 1 in it)"
+    environment = {"gpu": "Test", "memory_bytes": 80e9}
+    first = calibrate.build("box", [*gemms(), *peaks()], environment, ranks=2, troubles=[hung, "GPU 1 was throttled"])
+    later = calibrate.build("box", [reduce_at(7e-6)], environment, ranks=2, troubles=[hung, "interrupted"])
+    joined = calibrate.rebuild([calibrate.rebuild([first.record]).record, later.record])
+    assert joined.warnings[:3] == [hung, "GPU 1 was throttled", "interrupted"]
+    assert joined.record.caveats == joined.warnings
+    assert "troubles" not in joined.profile.environment
+
+
 def test_a_record_with_other_peer_access_lends_what_does_not_depend_on_it() -> None:
     off = record_of([reduce_at(20e-6)], no_p2p=True, nvlink=False)
     on = record_of([*gemms(), *peaks(), reduce_at(7e-6), reduce_at(3e-6, "custom")])
