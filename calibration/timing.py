@@ -19,6 +19,7 @@ BATCH = {True: 10, False: 3}  # replays between two looks at the clock, on a GPU
 LEAST = {True: 20, False: 4}  # samples
 CHAIN_S = 400e-6  # shortest chain worth timing: events resolve about a microsecond
 MOST_NODES = 2000
+SUSTAINED_S = 0.3  # for `warm_s`, where arithmetic bounds: as long a load as a busy server's
 
 Capture = Callable[[], AbstractContextManager[Any]]
 
@@ -30,10 +31,12 @@ def in_graph(
     group: str | None = None,
     capture: Capture | None = None,
     base: Sequence[Call] = (),
+    warm_s: float = 0.0,
 ) -> Measurement:
     """Seconds of one of `calls`, run back to back in a graph; `base` is a chain whose time is subtracted.
 
-    group: ranks that must replay in step. capture: makes the context entered around the capture (engines' communicators need it).
+    group: ranks that must replay in step. capture: makes the context entered around the capture (engines' communicators
+    need it). warm_s: seconds that the chain runs before samples are taken, on a GPU and for one rank alone.
     """
     chain = Chain(context, calls, group, capture)
     least = chain.once()
@@ -41,6 +44,8 @@ def in_graph(
     if repeats > 1:
         chain = Chain(context, list(calls) * repeats, group, capture)
     n = len(calls) * repeats
+    if context.gpu and group is None:
+        chain.warm(warm_s)
     if base:
         subtract = _collect(context, Chain(context, list(base) * repeats, group, None), group, context.budget_s / 2)[0]
         nothing = sorted(subtract)[len(subtract) // 2]
@@ -123,6 +128,12 @@ class Chain:
     def once(self) -> float:
         """Seconds of one replay, the best of three."""
         return min(self.times(3))
+
+    def warm(self, seconds: float) -> None:
+        """Run for so long by the host's clock: a GPU that reaches its power limit lowers its clocks within tenths of a second."""
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            self.times(BATCH[self.context.gpu])
 
     def times(self, n: int) -> list[float]:
         """Seconds of n replays in a row: between events on the GPU, by the host's clock on CPU."""
