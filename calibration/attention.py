@@ -8,7 +8,9 @@ The same at 3 and 4 query rows (`queries`) gives what a verify pays a layer for 
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from specsim.calibration.context import Case, Context, Measurement
@@ -20,8 +22,12 @@ AGAINST = "cache bytes, read once a sequence; flops"
 UNITS = "seconds a call"
 RANKS = "one"
 
-POINTS = ((1, 1024), (1, 8192), (1, 32768), (4, 4096), (8, 2048), (32, 1024), (32, 4096))  # batch, context
+Points = tuple[tuple[int, int], ...]  # batch, context
+POINTS = ((1, 1024), (1, 8192), (1, 32768), (4, 4096), (8, 2048), (32, 1024), (32, 4096))
+LARGE_POINTS = tuple((batch, tokens) for tokens in (1024, 4096) for batch in (64, 128, 256))  # at 1 and 4 query rows
 QUICK_POINTS = ((1, 1024), (1, 8192), (8, 2048), (32, 4096))
+QUICK_LARGE_POINTS = ((128, 1024), (256, 4096))
+MOST_MEMORY = 0.4  # of the GPU's, for the caches of one case
 CPU_POINTS = ((1, 64), (2, 128), (4, 256))
 GQA = {"kind": "gqa", "heads": 32, "kv_heads": 8, "head_dim": 128}
 MLA = {"kind": "mla", "heads": 8, "latent": 512, "rope": 64}
@@ -34,12 +40,20 @@ def cases(context: Context) -> list[Case]:
             {"kind": "gqa", "heads": 4, "kv_heads": 2, "head_dim": 32},
             {"kind": "mla", "heads": 4, "latent": 64, "rope": 16},
         )
-    points = CPU_POINTS if not context.gpu else QUICK_POINTS if context.quick else POINTS
+    points: Points = CPU_POINTS if not context.gpu else QUICK_POINTS if context.quick else POINTS
+    large: Points = () if not context.gpu else QUICK_LARGE_POINTS if context.quick else LARGE_POINTS
     found = []
     for shape in shapes:
         for queries in (1, 3, 4):
             found += [_case(shape, b, c, queries) for b, c in points]
-    return found
+        for queries in (1, 4):
+            found += [_case(shape, b, c, queries) for b, c in large]
+    return [c for c in found if c.bytes * _copies(context, c) <= MOST_MEMORY * context.memory_bytes]
+
+
+def _copies(context: Context, case: Case) -> int:
+    """Caches to rotate through: one, where the L2 keeps next to nothing of it."""
+    return 1 if case.bytes > 8 * context.rotation_bytes else context.copies(case.bytes)
 
 
 def _case(shape: dict[str, Any], batch: int, tokens: int, queries: int) -> Case:
@@ -58,27 +72,50 @@ def run(context: Context, case: Case) -> Measurement:
 
     torch.manual_seed(case.seed)
     p, kind = case.params, case.operator.removeprefix("attention_")
-    copies = context.copies(case.bytes)
-    engine, note = _flash(context)
-    make: Callable[..., Callable[[], Any]]
-    make = _plain if not context.gpu else _fa3 if engine is not None else _own
-    calls = [make(context, kind, p, _inputs(context, kind, p), engine) for _ in range(copies)]
-    if context.gpu and p["batch"] * p["context"] <= 16384:
-        data = _inputs(context, kind, p)
-        result = make(context, kind, p, data, engine)()
-        got = (result[0] if isinstance(result, tuple) else result).reshape(-1).float()
-        want = _reference(kind, p, *data).reshape(-1)
-        error = float((got - want).norm() / want.norm())
+    inputs = [_inputs(context, kind, p) for _ in range(_copies(context, case))]
+    make, extras = _choose(context, kind, p, inputs[0])
+    measured = in_graph(context, [make(data) for data in inputs])
+    return Measurement(measured.seconds, measured.calls, measured.narrow, {**measured.extras, **extras})
+
+
+Inputs = tuple[Any, Any, Any]
+
+
+def _choose(
+    context: Context, kind: str, p: dict[str, Any], data: Inputs
+) -> tuple[Callable[[Inputs], Callable[[], Any]], dict[str, str]]:
+    """The engine's kernel where it runs and is right on these data, else our own; and what the sample says of it."""
+    if not context.gpu:
+        return partial(_plain, kind, p), {"kernel": "torch"}
+    import torch
+
+    engine, why = _flash(context, kind)
+    if engine is not None:
+        make = partial(_fa3, engine, context, kind, p)
+        try:
+            _check(kind, p, data, make(data)())
+            return make, {"kernel": "flash-attention-3"}
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except Exception as error:  # any failure of a foreign package means: not usable
+            why = f"sgl_kernel's flash-attention-3 is not used: {type(error).__name__}: {error}"[:200]
+            context.cache[f"flash-{kind}"] = None, why
+    own = partial(_own, context, kind, p)
+    _check(kind, p, data, own(data)())
+    return own, {"kernel": "split-kv"} | ({"trouble": why} if why else {})
+
+
+def _check(kind: str, p: dict[str, Any], data: Inputs, result: Any) -> None:
+    """Compare the first and the last sequence with float32. Raises RuntimeError."""
+    out = (result[0] if isinstance(result, tuple) else result).reshape(p["batch"], -1)
+    for i in sorted({0, p["batch"] - 1}):
+        want = _reference(kind, p, *(None if t is None else t[i : i + 1] for t in data)).reshape(-1)
+        error = float((out[i].float() - want).norm() / want.norm())
         if not error < 0.03:
-            raise RuntimeError(f"wrong result: relative error {error:.3g}")
-    measured = in_graph(context, calls)
-    name = "torch" if not context.gpu else "flash-attention-3" if engine is not None else "split-kv"
-    return Measurement(
-        measured.seconds, measured.calls, measured.narrow, {**measured.extras, "kernel": name, "note": note}
-    )
+            raise RuntimeError(f"wrong result: relative error {error:.3g} in sequence {i}")
 
 
-def _inputs(context: Context, kind: str, p: dict[str, Any]) -> tuple[Any, Any, Any]:
+def _inputs(context: Context, kind: str, p: dict[str, Any]) -> Inputs:
     """q [batch, queries, heads, width], k [batch, context, kv_heads, width], v likewise (None for MLA: part of k)."""
     import torch
 
@@ -102,41 +139,45 @@ def _reference(kind: str, p: dict[str, Any], q: Any, k: Any, v: Any) -> Any:
     """Attention in float32; query i of n sees the context but its last n - 1 - i tokens. [batch, queries, heads, dv]"""
     import torch
 
-    v = k[..., : p["latent"]] if kind == "mla" else v
-    group = p["heads"] // k.shape[2]
-    k, v = (t.float().repeat_interleave(group, dim=2) for t in (k, v))
-    logits = torch.einsum("bqhd,bthd->bhqt", q.float(), k) * _scale(kind, p)
+    k = k.float()
+    v = k[..., : p["latent"]] if kind == "mla" else v.float()
+    q = q.float().unflatten(2, (k.shape[2], -1))  # heads that share keys and values
+    logits = torch.einsum("bqhgd,bthd->bhgqt", q, k) * _scale(kind, p)
     t = torch.arange(p["context"], device=q.device)
     limit = p["context"] - p["queries"] + torch.arange(p["queries"], device=q.device)
     logits = logits.masked_fill(t[None, :] > limit[:, None], float("-inf"))
-    return torch.einsum("bhqt,bthd->bqhd", logits.softmax(-1), v)
+    return torch.einsum("bhgqt,bthd->bqhgd", logits.softmax(-1), v).flatten(2, 3)
 
 
-def _plain(
-    context: Context, kind: str, p: dict[str, Any], data: tuple[Any, Any, Any], engine: Any
-) -> Callable[[], Any]:
+def _plain(kind: str, p: dict[str, Any], data: Inputs) -> Callable[[], Any]:
     return lambda: _reference(kind, p, *data)
 
 
-def _flash(context: Context) -> tuple[Any, str]:
-    """sgl_kernel's flash_attn_with_kvcache where it runs (compute capability 8 or 9), else None and why."""
-    if "flash" not in context.cache:
-        found: tuple[Any, str] = (None, "no GPU")
-        if context.gpu:
+def _flash(context: Context, kind: str) -> tuple[Any, str]:
+    """sgl_kernel's flash_attn_with_kvcache where it runs (compute capability 8 or 9), else None and what is wrong with it
+    ("" where it is simply not there)."""
+    key = f"flash-{kind}"
+    if key not in context.cache:
+        context.cache[key] = None, ""
+        if importlib.util.find_spec("sgl_kernel") is not None and _capability(context) in (8, 9):
             try:
-                import torch
                 from sgl_kernel.flash_attn import flash_attn_with_kvcache
 
-                major = torch.cuda.get_device_capability()[0]
-                found = (flash_attn_with_kvcache, "sgl_kernel") if major in (8, 9) else (None, "not for this GPU")
+                context.cache[key] = flash_attn_with_kvcache, ""
             except Exception as error:  # any failure of a foreign package means: not usable
-                found = (None, f"sgl_kernel cannot be used: {type(error).__name__}: {error}"[:200])
-        context.cache["flash"] = found
-    result: tuple[Any, str] = context.cache["flash"]
+                why = f"sgl_kernel's flash-attention-3 cannot be imported: {type(error).__name__}: {error}"[:200]
+                context.cache[key] = None, why
+    result: tuple[Any, str] = context.cache[key]
     return result
 
 
-def _fa3(context: Context, kind: str, p: dict[str, Any], data: tuple[Any, Any, Any], engine: Any) -> Callable[[], Any]:
+def _capability(context: Context) -> int:
+    import torch
+
+    return int(torch.cuda.get_device_capability(context.device)[0])
+
+
+def _fa3(engine: Any, context: Context, kind: str, p: dict[str, Any], data: Inputs) -> Callable[[], Any]:
     import torch
 
     q, k, v = data
@@ -159,7 +200,7 @@ def _fa3(context: Context, kind: str, p: dict[str, Any], data: tuple[Any, Any, A
     return lambda: engine(q=rows, k_cache=cache, v_cache=values, **common)
 
 
-def _own(context: Context, kind: str, p: dict[str, Any], data: tuple[Any, Any, Any], engine: Any) -> Callable[[], Any]:
+def _own(context: Context, kind: str, p: dict[str, Any], data: Inputs) -> Callable[[], Any]:
     import torch
     import triton
     from specsim.calibration import kernels

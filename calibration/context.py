@@ -93,6 +93,15 @@ class Context:
 
         return int(getattr(torch.cuda.get_device_properties(self.device), "L2_cache_size", 0) or 64 * 2**20)
 
+    @cached_property
+    def memory_bytes(self) -> float:
+        """All memory of the GPU; without limit on CPU tensors, whose sizes are small."""
+        if not self.gpu:
+            return float("inf")
+        import torch
+
+        return float(torch.cuda.get_device_properties(self.device).total_memory)
+
     @property
     def rotation_bytes(self) -> int:
         """Weights to rotate through so that no call finds its own in the cache: beyond twice the L2."""

@@ -7,14 +7,33 @@ take scales in another form.
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 BLOCK = 128  # values that share a scale
-NAMES = ("m_grouped_fp8_gemm_nt_masked", "fp8_m_grouped_gemm_nt_masked")  # by release
+# by release
+NAMES = ("fp8_m_grouped_gemm_nt_masked", "m_grouped_fp8_gemm_nt_masked", "m_grouped_gemm_fp8_fp8_bf16_nt_masked")
+LAYOUTS = (
+    ("deep_gemm.utils.layout", "get_mn_major_tma_aligned_tensor"),
+    ("deep_gemm", "get_mn_major_tma_aligned_tensor"),
+    ("deep_gemm", "get_col_major_tma_aligned_tensor"),
+)
+CHECKED = 4  # experts
 
 Path = Callable[[Any, Any], Callable[[], Any]]
+
+
+def _first(names: Sequence[tuple[str, str]]) -> Any:
+    """The first function of (module, name) that this release has."""
+    for module, name in names:
+        with contextlib.suppress(ImportError):
+            found = getattr(importlib.import_module(module), name, None)
+            if found is not None:
+                return found
+    raise RuntimeError(f"this DeepGEMM has none of {', '.join(sorted({name for _, name in names}))}")
 
 
 def here() -> bool:
@@ -29,13 +48,13 @@ def here() -> bool:
 def path(up: Any, down: Any, scale_up: float, scale_down: float) -> Path:
     """Calls over fp8 weights up [experts, 2 x intermediate, hidden] and down [experts, hidden, intermediate].
 
-    Raises ValueError for widths that are not whole blocks, RuntimeError when a product is wrong.
+    Raises ValueError for widths that are not whole blocks, RuntimeError when a product is wrong or this release has none
+    of the functions known here.
     """
-    import deep_gemm
     import torch
 
-    layout = importlib.import_module("deep_gemm.utils.layout")
-    multiply = next(getattr(deep_gemm, name) for name in NAMES if hasattr(deep_gemm, name))
+    multiply = _first([("deep_gemm", name) for name in NAMES])
+    aligned = _first(LAYOUTS)
     experts, _, hidden = up.shape
     inner = down.shape[2]
     if hidden % BLOCK or inner % BLOCK:
@@ -48,7 +67,7 @@ def path(up: Any, down: Any, scale_up: float, scale_down: float) -> Path:
     def rows_of(most: int, width: int) -> tuple[Any, Any]:
         values = torch.randn(experts, most, width, device=up.device, dtype=torch.bfloat16).to(torch.float8_e4m3fn)
         scales = torch.ones(experts, most, width // BLOCK, device=up.device, dtype=torch.float32)
-        return values, layout.get_mn_major_tma_aligned_tensor(scales)
+        return values, aligned(scales)
 
     weights = (scaled(up, scale_up), scaled(down, scale_down))
     shared: dict[int, Any] = {}
@@ -61,12 +80,16 @@ def path(up: Any, down: Any, scale_up: float, scale_down: float) -> Path:
             shared[most] = (made, out)
         return shared[most]
 
-    def check(expert: int, activations: Any, out: Any) -> None:
-        for (values, _), (w, scale), got in zip(activations, weights, out, strict=True):
-            want = values[expert, 0].float() @ (w[expert].float() * float(scale[0, 0, 0])).T
-            error = float((got[expert, 0].float() - want).norm() / want.norm())
-            if not error < 0.1:
-                raise RuntimeError(f"wrong result: relative error {error:.3g}")
+    def check(counts: Any, activations: Any, out: Any) -> None:
+        for expert in torch.nonzero(counts).flatten()[:CHECKED].tolist():
+            rows = int(counts[expert])
+            for (values, _), (w, scale), got in zip(activations, weights, out, strict=True):
+                want = values[expert, :rows].float() @ (w[expert].float() * float(scale[0, 0, 0])).T
+                error = float((got[expert, :rows].float() - want).norm() / want.norm())
+                if not error < 0.1:
+                    raise RuntimeError(
+                        f"deep_gemm: wrong result: relative error {error:.3g} at {rows} rows of an expert"
+                    )
 
     def make(x: Any, ids: Any) -> Callable[[], Any]:
         rows, top_k = x.shape[0], ids.shape[1]
@@ -83,7 +106,7 @@ def path(up: Any, down: Any, scale_up: float, scale_down: float) -> Path:
             checked.add(rows)
             call()
             torch.cuda.synchronize()
-            check(int(ids.flatten()[0]), activations, out)
+            check(counts, activations, out)
         return call
 
     checked: set[int] = set()

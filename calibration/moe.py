@@ -3,7 +3,8 @@
 What: seconds of one call: alignment, gate and up, activation, down, weighted sum. Through SGLang's fused Triton experts
 (bf16, fp8 with 128 x 128 scales) and its Marlin path (INT4, group 32) when sglang is importable; else bf16 and fp8 through
 Triton kernels of our own (one scale an expert). The sample's `kernel` says which. DeepGEMM's products alone, where it is
-importable, are a class of their own (see deepgemm). Against: bytes, which are distinct
+importable, are a class of their own (see deepgemm). Outputs are compared with plain torch at every size before it is
+timed. Against: bytes, which are distinct
 experts touched x bytes of one expert plus the rows', and flops. Units: seconds, bytes, flops.
 Routing is uniform at random, or skewed (Zipf 1): every call of the chain has its own draw, so weights come from memory.
 Shapes are the caller's: hidden, intermediate (of one rank), experts, top_k.
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from specsim.calibration import deepgemm
+from specsim.calibration import deepgemm, marlin
 from specsim.calibration.context import Case, Context, Measurement
 from specsim.calibration.timing import in_graph
 
@@ -35,7 +36,7 @@ SHAPES = (
 )
 CPU_SHAPES = ({"hidden": 64, "intermediate": 32, "experts": 16, "top_k": 2},)
 BYTES = {"bf16": 2.0, "fp8": 1.0, "fp8_deepgemm": 1.0, "int4": 0.5 + 2.0 / 32}
-GROUP = 32  # INT4 values that share a bf16 scale
+LIMITS = {"bf16": 0.02, "fp8": 0.25, "int4": 0.05}  # relative error: fp8 rounds activations, Marlin adds slices in bf16
 CALLS = 24  # draws in one chain
 
 
@@ -95,36 +96,59 @@ def run(context: Context, case: Case) -> Measurement:
         probabilities = 1.0 / torch.arange(1, p["experts"] + 1)
     draws = [torch.multinomial(probabilities.expand(p["rows"], -1), p["top_k"]) for _ in range(CALLS)]
     distinct = sum(len(torch.unique(d)) for d in draws) / CALLS
-    path = _path(context, kind, p)
+    made = _made(context, kind, p)
     x = torch.randn(p["rows"], p["hidden"], device=context.device, dtype=torch.bfloat16)
-    calls = [path(x, d.to(device=context.device, dtype=torch.int32)) for d in draws]
+    ids = [d.to(device=context.device, dtype=torch.int32) for d in draws]
+    calls = [made.path(x, d) for d in ids]
+    if made.real is not None:
+        _check(made.name, kind, calls[0](), x, ids[0], made.real)
     measured = in_graph(context, calls)
     each = 3.0 * p["hidden"] * p["intermediate"] * BYTES[kind]
     extras = {
         **measured.extras,
-        "kernel": context.cache["moe_kernel"],
+        "kernel": made.name,
         "distinct": distinct,
         "bytes": distinct * each + _row_bytes(p),
-    }
+    } | ({"trouble": made.trouble} if made.trouble else {})
     return Measurement(measured.seconds, measured.calls, measured.narrow, extras)
 
 
 Path = Callable[[Any, Any], Callable[[], Any]]
+Real = tuple[Any, Any]  # up[e] and down[e] as the floats that the weights stand for
 
 
-def _path(context: Context, kind: str, p: dict[str, Any]) -> Path:
-    """The kernels with weights in place, kept while the kind and shape stay the same."""
+@dataclass(frozen=True)
+class Made:
+    """Kernels with weights in place. real: the weights to check outputs with, None where `path` does that itself. trouble:
+    what was wrong with kernels that would have been better."""
+
+    path: Path
+    name: str
+    real: Real | None = None
+    trouble: str = ""
+
+
+def _made(context: Context, kind: str, p: dict[str, Any]) -> Made:
+    """The kernels, kept while the kind and shape stay the same. What kept them from being made is told again for every
+    size: compiling and filling them again would end the same way."""
     key = (kind, p["hidden"], p["intermediate"], p["experts"], p["top_k"])
+    broken: dict[Any, str] = context.cache.setdefault("moe_broken", {})
+    if key in broken:
+        raise RuntimeError(broken[key])
     if context.cache.get("moe_key") != key:
         context.cache.pop("moe_path", None)
         if context.gpu:
             import torch
 
             torch.cuda.empty_cache()
-        context.cache["moe_path"], context.cache["moe_kernel"] = _choose(context, kind, p)
+        try:
+            context.cache["moe_path"] = _choose(context, kind, p)
+        except Exception as error:
+            broken[key] = f"{type(error).__name__}: {error}"[:300]
+            raise
         context.cache["moe_key"] = key
-    path: Path = context.cache["moe_path"]
-    return path
+    made: Made = context.cache["moe_path"]
+    return made
 
 
 def _weights(context: Context, experts: int, n: int, k: int, kind: str) -> Any:
@@ -160,14 +184,9 @@ class Weights:
     scale_up: float
     scale_down: float
 
-    def error(self, path: Path, x: Any, ids: Any) -> float:
-        """Relative error of a path's output for equal weights of the chosen experts."""
-        import torch
-
-        got = path(x, ids)().float()
-        route = torch.full(ids.shape, 1.0 / ids.shape[1], device=x.device)
-        want = reference(x, ids, route, _Real(self.up, self.scale_up), _Real(self.down, self.scale_down))
-        return float((got - want).norm() / want.norm())
+    @property
+    def real(self) -> Real:
+        return _Real(self.up, self.scale_up), _Real(self.down, self.scale_down)
 
 
 class _Real:
@@ -180,10 +199,23 @@ class _Real:
         return self.weights[e].float() * self.scale
 
 
-def _choose(context: Context, kind: str, p: dict[str, Any]) -> tuple[Path, str]:
-    """The engine's kernels where they work and are right, else our own, with the name for the samples."""
+def _check(name: str, kind: str, got: Any, x: Any, ids: Any, real: Real) -> None:
+    """Compare the first, middle and last row with plain torch, for equal route weights. Raises RuntimeError."""
+    import torch
+
+    rows = sorted({0, x.shape[0] // 2, x.shape[0] - 1})
+    route = torch.full((len(rows), ids.shape[1]), 1.0 / ids.shape[1], device=x.device)
+    want = reference(x[rows], ids[rows], route, *real)
+    error = float((got[rows].float() - want).norm() / want.norm())
+    if not error < LIMITS[kind]:
+        raise RuntimeError(f"{name}: wrong result: relative error {error:.3g} at {x.shape[0]} rows")
+
+
+def _choose(context: Context, kind: str, p: dict[str, Any]) -> Made:
+    """The engine's kernels where they work and are right, else our own."""
     if kind == "int4":
-        return _marlin(context, p), "sglang marlin"
+        path, real = _marlin(context, p)
+        return Made(path, "sglang marlin", real)
     import torch
 
     hidden, inner = p["hidden"], p["intermediate"]
@@ -192,26 +224,25 @@ def _choose(context: Context, kind: str, p: dict[str, Any]) -> tuple[Path, str]:
     down = _weights(context, p["experts"], hidden, inner, "fp8" if scaled else kind)
     weights = Weights(up, down, hidden**-0.5 if scaled else 1.0, inner**-0.5 if scaled else 1.0)
     if kind == "fp8_deepgemm":
-        return deepgemm.path(up, down, weights.scale_up, weights.scale_down), "deep_gemm, the products alone"
+        path = deepgemm.path(up, down, weights.scale_up, weights.scale_down)
+        return Made(path, "deep_gemm, the products alone")
     if not context.gpu:
-        return lambda x, ids: lambda: reference(x, ids, torch.ones(ids.shape) / ids.shape[1], up, down), "torch"
-    x = torch.randn(3, hidden, device=context.device, dtype=torch.bfloat16)
-    ids = torch.stack([torch.randperm(p["experts"])[: p["top_k"]] for _ in range(3)]).to(context.device, torch.int32)
-    note = ""
-    for name, make in (("sglang triton", _sglang), ("own triton", _triton)):
-        if name.startswith("sglang") and not _sglang_here():
-            continue
+        return Made(lambda x, ids: lambda: reference(x, ids, torch.ones(ids.shape) / ids.shape[1], up, down), "torch")
+    trouble = ""
+    if _sglang_here():
+        x = torch.randn(3, hidden, device=context.device, dtype=torch.bfloat16)
+        ids = torch.stack([torch.randperm(p["experts"])[: p["top_k"]] for _ in range(3)]).to(
+            context.device, torch.int32
+        )
         try:
-            path = make(context, kind, p, weights)
-            error = weights.error(path, x, ids)
-            if error < (0.25 if scaled else 0.02):
-                return path, name + note
-            raise RuntimeError(f"wrong result: relative error {error:.3g}")
+            path = _sglang(context, kind, p, weights)
+            _check("sglang triton", kind, path(x, ids)(), x, ids, weights.real)
+            return Made(path, "sglang triton", weights.real)
+        except torch.cuda.OutOfMemoryError:
+            raise
         except Exception as error:  # any failure of a foreign package means: not usable
-            if name == "own triton":
-                raise
-            note = f" ({name} cannot be used: {type(error).__name__}: {error})"[:200]
-    raise AssertionError("the last path returns or raises")
+            trouble = f"SGLang's fused experts are not used: {type(error).__name__}: {error}"[:200]
+    return Made(_triton(context, kind, p, weights), "own triton", weights.real, trouble)
 
 
 def _sglang(context: Context, kind: str, p: dict[str, Any], weights: Weights) -> Path:
@@ -313,18 +344,14 @@ def _triton(context: Context, kind: str, p: dict[str, Any], weights: Weights) ->
     return path
 
 
-def _marlin(context: Context, p: dict[str, Any]) -> Path:
+def _marlin(context: Context, p: dict[str, Any]) -> tuple[Path, Real]:
     """SGLang's fused Marlin experts (INT4, symmetric, group 32, bf16 scales) on random weights in its layout."""
     import torch
     from sglang.srt.layers.moe.fused_moe_triton.fused_marlin_moe import fused_marlin_moe
 
     hidden, inner, experts, top_k, device = p["hidden"], p["intermediate"], p["experts"], p["top_k"], context.device
-
-    def packed(n: int, k: int) -> tuple[Any, Any]:
-        q = torch.randint(-(2**31), 2**31 - 1, (experts, k // 16, n * 2), device=device, dtype=torch.int32)
-        return q, torch.full((experts, k // GROUP, n), 0.01 * k**-0.5, device=device, dtype=torch.bfloat16)
-
-    (w1, s1), (w2, s2) = packed(2 * inner, hidden), packed(hidden, inner)
+    up = marlin.random(experts, 2 * inner, hidden, device)
+    down = marlin.random(experts, hidden, inner, device)
     processors = torch.cuda.get_device_properties(device).multi_processor_count
     workspace = torch.zeros(processors * 4, device=device, dtype=torch.int32)
 
@@ -332,7 +359,8 @@ def _marlin(context: Context, p: dict[str, Any]) -> Path:
         logits = torch.zeros(x.shape[0], experts, device=device, dtype=torch.float32)
         route = torch.full((x.shape[0], top_k), 1.0 / top_k, device=device, dtype=torch.float32)
         return lambda: fused_marlin_moe(
-            x, w1, w2, s1, s2, logits, route, ids, workspace=workspace, num_bits=4, is_k_full=True
-        )
+            x, up.packed, down.packed, up.scales, down.scales, logits, route, ids,
+            workspace=workspace, num_bits=4, is_k_full=True,
+        )  # fmt: skip
 
-    return path
+    return path, (up, down)

@@ -6,6 +6,8 @@ Against: bytes read and written. Units: seconds, bytes. `router` picks top-k of 
 
 from __future__ import annotations
 
+import importlib.util
+from collections.abc import Callable
 from typing import Any
 
 from specsim.calibration.context import Case, Context, Measurement
@@ -16,6 +18,8 @@ WHAT = "RMSNorm with residual add, elementwise, and router top-k kernels, in a g
 AGAINST = "bytes read and written"
 UNITS = "seconds a kernel"
 RANKS = "one"
+
+Made = tuple[Callable[[], object], dict[str, str]]  # one call, and what the sample says of its kernel
 
 
 def cases(context: Context) -> list[Case]:
@@ -46,13 +50,12 @@ def run(context: Context, case: Case) -> Measurement:
     torch.manual_seed(case.seed)
     rows = case.params["rows"]
     maker: Any = {"norm": _norm, "tiny": _tiny, "router": _router}[case.operator]
-    call = maker(torch, context, rows, **{k: v for k, v in case.params.items() if k != "rows"})
+    call, extras = maker(torch, context, rows, **{k: v for k, v in case.params.items() if k != "rows"})
     measured = in_graph(context, [call] * 64)
-    kernel = context.cache.get("norm_kernel", "torch") if case.operator == "norm" else "own" if context.gpu else "torch"
-    return Measurement(measured.seconds, measured.calls, measured.narrow, {**measured.extras, "kernel": kernel})
+    return Measurement(measured.seconds, measured.calls, measured.narrow, {**measured.extras, **extras})
 
 
-def _norm(torch: Any, context: Context, rows: int, width: int) -> Any:
+def _norm(torch: Any, context: Context, rows: int, width: int) -> Made:
     x = torch.randn(rows, width, device=context.device, dtype=torch.bfloat16) * 0.01
     residual = torch.randn_like(x)
     weight = torch.ones(width, device=context.device, dtype=torch.bfloat16)
@@ -63,50 +66,60 @@ def _norm(torch: Any, context: Context, rows: int, width: int) -> Any:
             residual.add_(x)
             out.copy_(torch.nn.functional.rms_norm(residual, (width,), weight))
 
-        return call
+        return call, {"kernel": "torch"}
     import triton
     from specsim.calibration.kernels import add_rms_norm
 
     block = triton.next_power_of_2(width)
-    want = torch.nn.functional.rms_norm((residual + x).float(), (width,), weight.float(), 1e-6)
+    total = (residual + x).float()
+    want = torch.nn.functional.rms_norm(total, (width,), weight.float(), 1e-6)
 
     def launch() -> None:
         add_rms_norm[(rows,)](x, residual, weight, out, width, 1e-6, BLOCK=block, num_warps=8)
 
-    engine = _engine_norm()
+    engine, trouble = _engine_norm(context)
     if engine is not None:
         mine, other = x.clone(), residual.clone()
-        engine(mine, other, weight, 1e-6)
-        _check(mine, want)
-        context.cache["norm_kernel"] = "sgl_kernel"
-        return lambda: engine(mine, other, weight, 1e-6)
+        try:
+            engine(mine, other, weight, 1e-6)
+            _check(mine, want)
+            _check(other, total)
+            return lambda: engine(mine, other, weight, 1e-6), {"kernel": "sgl_kernel"}
+        except Exception as error:  # any failure of a foreign package means: not usable
+            trouble = f"sgl_kernel's fused norm is not used: {type(error).__name__}: {error}"[:200]
+            context.cache["engine-norm"] = None, trouble
     launch()
     _check(out, want)
-    context.cache["norm_kernel"] = "own triton"
-    return launch
+    return launch, {"kernel": "own triton"} | ({"trouble": trouble} if trouble else {})
 
 
-def _engine_norm() -> Any:
-    """sgl_kernel's fused add and RMSNorm, in place, where it can be imported."""
-    try:
-        from sgl_kernel import fused_add_rmsnorm
+def _engine_norm(context: Context) -> tuple[Any, str]:
+    """sgl_kernel's fused add and RMSNorm, in place; None where it is not there, and what is wrong with it, if anything."""
+    if "engine-norm" not in context.cache:
+        context.cache["engine-norm"] = None, ""
+        if importlib.util.find_spec("sgl_kernel") is not None:
+            try:
+                from sgl_kernel import fused_add_rmsnorm
 
-        return fused_add_rmsnorm
-    except Exception:  # any failure of a foreign package means: not usable
-        return None
+                context.cache["engine-norm"] = fused_add_rmsnorm, ""
+            except Exception as error:  # any failure of a foreign package means: not usable
+                why = f"sgl_kernel's fused norm cannot be imported: {type(error).__name__}: {error}"[:200]
+                context.cache["engine-norm"] = None, why
+    found: tuple[Any, str] = context.cache["engine-norm"]
+    return found
 
 
-def _tiny(torch: Any, context: Context, rows: int, width: int) -> Any:
+def _tiny(torch: Any, context: Context, rows: int, width: int) -> Made:
     a = torch.randn(rows, width, device=context.device, dtype=torch.bfloat16)
     b = torch.randn_like(a)
     out = torch.empty_like(a)
-    return lambda: torch.mul(a, b, out=out)
+    return lambda: torch.mul(a, b, out=out), {"kernel": "torch"}
 
 
-def _router(torch: Any, context: Context, rows: int, experts: int, top_k: int) -> Any:
+def _router(torch: Any, context: Context, rows: int, experts: int, top_k: int) -> Made:
     logits = torch.randn(rows, experts, device=context.device)
     if not context.gpu:
-        return lambda: torch.topk(logits, top_k)
+        return lambda: torch.topk(logits, top_k), {"kernel": "torch"}
     import triton
     from specsim.calibration.kernels import route
 
@@ -120,7 +133,7 @@ def _router(torch: Any, context: Context, rows: int, experts: int, top_k: int) -
     launch()
     if not bool((ids.long() == torch.topk(logits, top_k).indices).all()):
         raise RuntimeError("wrong result: the router picked other experts than torch.topk")
-    return launch
+    return launch, {"kernel": "own triton"}
 
 
 def _check(got: Any, want: Any, limit: float = 0.02) -> None:

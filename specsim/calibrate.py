@@ -149,11 +149,16 @@ def _jacobian(function: Callable[[Array], Array], x: Array) -> Array:
     return np.column_stack(columns)
 
 
-def points(
-    samples: Sequence[Sample], operator: str, keep: Callable[[Sample], bool] = lambda s: True
-) -> tuple[Array, Array, Array]:
-    """Median seconds, bytes and flops of a class's samples."""
-    chosen = [s for s in samples if s["operator"] == operator and s["spread"]["median"] > 0 and keep(s)]
+def points(samples: Sequence[Sample], operator: str) -> tuple[Array, Array, Array]:
+    """Median seconds, bytes and flops of the samples that a class is fitted to: attention's of one query row, and with the
+    bf16 products the large one of `peak`, which is one of them."""
+
+    def belongs(s: Sample) -> bool:
+        if s["operator"] == operator:
+            return s["measure"] != "attention" or bool(s["params"]["queries"] == 1)
+        return operator == "gemm_bf16" and (s["measure"], s["operator"]) == ("peak", "matmul")
+
+    chosen = [s for s in samples if belongs(s) and s["spread"]["median"] > 0]
     columns = [(s["spread"]["median"], s["bytes"], s["flops"]) for s in chosen]
     seconds, nbytes, flops = np.array(columns, dtype=float).reshape(-1, 3).T
     return seconds, nbytes, flops
@@ -163,8 +168,7 @@ def fits(samples: Sequence[Sample], bandwidth: float, peak: float) -> dict[str, 
     """A fit for every operator class with samples. bandwidth, peak: the GPU's own, bytes/s and flop/s."""
     found: dict[str, Fit] = {}
     for name in sorted({s["operator"] for s in samples if s["measure"] in ("gemm", "moe", "attention", "small")}):
-        one_row = name.startswith("attention_")
-        seconds, nbytes, flops = points(samples, name, lambda s: not one_row or s["params"]["queries"] == 1)  # noqa: B023
+        seconds, nbytes, flops = points(samples, name)
         if len(seconds):
             small = name in ("norm", "tiny", "router")
             held = bandwidth * (SMALL_EFFICIENCY if small else 0.9)
@@ -477,6 +481,7 @@ def _warnings(
         errors.setdefault((r["operator"], str(r["error"]).split(":", 1)[-1].strip()[:200]), []).append(r)
     for (operator, error), group in errors.items():
         found.append(f"{operator}: {len(group)} of its sizes not measured: {error}")
+    found += dict.fromkeys(f"{s['operator']}: {s['extras']['trouble']}" for s in samples if s["extras"].get("trouble"))
     noisy: dict[str, int] = {}
     for s in samples:
         noisy[s["operator"]] = noisy.get(s["operator"], 0) + (not s["narrow"])
@@ -573,8 +578,7 @@ def _residuals(axis: Any, name: str, f: Fit | None, samples: Sequence[Sample]) -
     if f is None:
         axis.set_title(name)
         return
-    one_row = name.startswith("attention_")
-    _, nbytes, _ = points(samples, name, lambda s: not one_row or s["params"]["queries"] == 1)
+    _, nbytes, _ = points(samples, name)
     axis.axhline(0, color=MUTED, linewidth=0.8)
     axis.scatter(nbytes / 1e6, 100 * f.residuals, s=14, color=BLUE)
     axis.set(xscale="log", xlabel="moved, MB", ylabel="measured over fitted, %")

@@ -71,6 +71,21 @@ def test_fit_recovers_the_parameters_it_was_given() -> None:
     assert found.residuals[7] > 0.8
 
 
+def test_the_sustained_product_counts_among_the_others() -> None:
+    """Products of 4 rows alone, at most 6e8 bytes x 4 flops: the 8192 cube of `peak` is what identifies their limit."""
+    few = [s for s in gemms() if s["params"]["rows"] == 4]
+    assert "peak" in calibrate.fits(few, BANDWIDTH, 1e14)["gemm_bf16"].held
+    cube = 8192
+    seconds = float(
+        operator_seconds(np.asarray(FIXED), np.asarray(6 * cube**2 / BANDWIDTH), np.asarray(2 * cube**3 / PEAK))
+    )
+    found = calibrate.fits(
+        [*few, result("peak", "matmul", seconds, nbytes=6 * cube**2, flops=2 * cube**3, n=cube)], BANDWIDTH, 1e14
+    )
+    assert found["gemm_bf16"].held == ()
+    assert found["gemm_bf16"].flops_per_s == pytest.approx(PEAK, rel=0.02)
+
+
 def test_bandwidth_that_the_samples_cannot_tell_is_held_and_said() -> None:
     """Three sizes of a few KB: 3 us each, whatever the bytes."""
     nbytes = np.array([4e3, 8e3, 16e3])
@@ -219,6 +234,16 @@ def test_what_went_wrong_in_a_run_outlives_its_fits() -> None:
     assert joined.warnings[:3] == [hung, "GPU 1 was throttled", "interrupted"]
     assert joined.record.caveats == joined.warnings
     assert "troubles" not in joined.profile.environment
+
+
+def test_a_kernel_that_could_not_be_used_is_told_once() -> None:
+    trouble = "sgl_kernel's fused norm is not used: RuntimeError: wrong result"
+    norms = [
+        {**result("small", "norm", 2e-6 + rows * 1e-9, nbytes=rows * 1e4, rows=rows), "extras": {"trouble": trouble}}
+        for rows in (1, 16, 128)
+    ]
+    made = build("x", [*gemms(), *peaks(), *norms], {"gpu": "Test GPU"}, ranks=1, date="2026-11-29")
+    assert made.warnings.count(f"norm: {trouble}") == 1
 
 
 def test_a_record_with_other_peer_access_lends_what_does_not_depend_on_it() -> None:
