@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.cycle import evaluate
-from specsim.engines import Engine
+from specsim.engines import Engine, load_engine
 from specsim.errors import InputError, did_you_mean
 from specsim.machine import Machine, lift
 from specsim.pages import Shown
@@ -138,7 +138,7 @@ class Fit(Shown):
     """Fitted terms, what was left at its prior and why, and errors of the observations before and after.
 
     `correlations` follows the order of `terms`. `noise`: by how much residuals exceed the stated errors (at least 1),
-    which the errors include. `spread`: one relative uncertainty of all terms that gives times the spread of the fit.
+    which the errors include. `values`: every term of the engine, fitted or as it was, for Case.predicted. `spread`: one relative uncertainty of all terms that gives times the spread of the fit.
     """
 
     page_from = "specsim.fit_text"
@@ -151,13 +151,9 @@ class Fit(Shown):
     spread: float
     records: tuple[str, ...]
     points: int
+    values: dict[str, Array]
     before: Mapping[str, Mapping[str, float]]
     after: Mapping[str, Mapping[str, float]]
-
-    @property
-    def values(self) -> dict[str, Array]:
-        """Fitted values by name, for Case.predicted."""
-        return {t.name: np.asarray(t.value) for t in self.terms}
 
 
 @dataclass(frozen=True)
@@ -270,10 +266,28 @@ def _beginning(names: Sequence[str]) -> str:
 # --- the fit ----------------------------------------------------------------------------------------------------------
 
 
-def priors(engine: Engine) -> dict[str, tuple[float, float]]:
-    """(value, standard deviation) of each term, from the engine's description: never from an earlier fit, so that no
-    record counts twice."""
-    return {n: (t.value, abs(t.value) * t.relative_uncertainty or SIGNED_SPREAD) for n, t in engine.terms.items()}
+def priors(engine: Engine, records: Iterable[str] = ()) -> dict[str, tuple[float, float]]:
+    """(value, standard deviation) of each term from the engine's description, for a fit to these records.
+
+    Where the description's own terms were fitted to one of the records, they are those from before any fit, so that no
+    record counts twice.
+    """
+    again = not set(records).isdisjoint(engine.fitted_to)
+    terms = {n: t.before if again and t.before else t for n, t in engine.terms.items()}
+    return {n: (t.value, abs(t.value) * t.relative_uncertainty or SIGNED_SPREAD) for n, t in terms.items()}
+
+
+def unfitted(engine: Engine, profile: Profile) -> Profile:
+    """The profile with the engine's terms as they were before any whole run was fitted."""
+    terms = {n: t.before or t for n, t in engine.terms.items()}
+    values: dict[str, Any] = {n: t.value for n, t in terms.items()}
+    group = EngineTerms(
+        **values,
+        uncertainties={n: t.relative_uncertainty for n, t in terms.items()},
+        source=Source(kind="assumed", reference=f"the description of {engine.name}, before any fit", date="2026"),
+        relative_uncertainty=1.0,
+    )
+    return profile.model_copy(update={"engines": {**profile.engines, engine.name: group}})
 
 
 def fit(cases: Sequence[Case], terms: Sequence[str] | None = None) -> Fit:
@@ -284,7 +298,7 @@ def fit(cases: Sequence[Case], terms: Sequence[str] | None = None) -> Fit:
     identified: with the run that would identify it.
     """
     engine = cases[0].scenario.engine
-    prior = priors(engine)
+    prior = priors(engine, (case.record for case in cases))
     names = list(prior) if terms is None else list(dict.fromkeys(_known(name, prior) for name in terms))
     if not names:
         raise InputError("names no term", where="--terms", mend=f"one or more of {', '.join(_short(n) for n in prior)}")
@@ -305,8 +319,8 @@ def fit(cases: Sequence[Case], terms: Sequence[str] | None = None) -> Fit:
         Term(name, *prior[name], float(solution.values[i]), float(solution.errors[i]), float(solution.shares[i]))
         for i, name in enumerate(names)
     )
-    values = dict(zip(names, solution.values, strict=True))
-    start = {name: np.asarray(prior[name][0]) for name in names}
+    start = {name: np.asarray(value) for name, (value, _) in prior.items()}
+    values = start | dict(zip(names, solution.values, strict=True))
     return Fit(
         engine=engine.name,
         terms=found,
@@ -316,6 +330,7 @@ def fit(cases: Sequence[Case], terms: Sequence[str] | None = None) -> Fit:
         spread=solution.spread,
         records=tuple(dict.fromkeys(case.record for case in cases)),
         points=len({(case.record, s.place) for case in cases for s in case.seen}),
+        values=values,
         before=summary(cases, start),
         after=summary(cases, values),
     )
@@ -362,6 +377,7 @@ def _solve(cases: Sequence[Case], names: Sequence[str], prior: Mapping[str, tupl
 
     observed = np.array([s.ms for case in cases for s in case.seen])
     error = np.array([s.error for case in cases for s in case.seen])
+    rest = {name: np.asarray(value) for name, (value, _) in prior.items()}
     centre = np.array([prior[name][0] for name in names])
     width = np.array([prior[name][1] for name in names])
     groups = list(dict.fromkeys((case.model, case.eager) for case in cases))
@@ -378,7 +394,7 @@ def _solve(cases: Sequence[Case], names: Sequence[str], prior: Mapping[str, tupl
     def times(u: Array) -> tuple[Array, Array]:
         """log predicted, shape (n,), and its slope in u, shape (n, m): one evaluation with the terms as samples."""
         moved = np.vstack([u[:k], u[:k] + step * np.eye(k)])
-        terms = {name: centre[i] + width[i] * moved[:, i] for i, name in enumerate(names)}
+        terms = rest | {name: centre[i] + width[i] * moved[:, i] for i, name in enumerate(names)}
         logs = np.log(np.vstack([case.predicted(terms) for case in cases]))
         return logs[:, 0] + own @ u[k:], np.hstack([(logs[:, 1:] - logs[:, :1]) / step, own])
 
@@ -451,7 +467,7 @@ def summary(cases: Sequence[Case], terms: Mapping[str, Array]) -> dict[str, dict
 def held_out(name: str, fitted: Fit, out: Sequence[Case]) -> HeldOut:
     """Errors of a fit on cases that it did not see."""
     records = tuple(dict.fromkeys(case.record for case in out))
-    prior = {t.name: np.asarray(t.prior) for t in fitted.terms}
+    prior = fitted.values | {t.name: np.asarray(t.prior) for t in fitted.terms}
     return HeldOut(name, records, summary(out, prior), summary(out, fitted.values), fitted)
 
 
@@ -486,17 +502,26 @@ def _of_named(cases: Sequence[Case], terms: Sequence[str] | None) -> Fit:
 
 def with_terms(profile: Profile, fitted: Fit, date: str) -> Profile:
     """The profile with the fitted terms in its `engines` group. Terms that were not fitted keep what the profile has."""
+    engine = load_engine(fitted.engine)
     before = profile.engines.get(fitted.engine)
-    kept = before.model_dump(exclude_none=True, exclude={"source", "relative_uncertainty", "note"}) if before else {}
+    kept = before.model_dump(exclude_none=True, include=EngineTerms.names()) if before else {}
+    old = {name: before.uncertainty(name) for name in kept} if before else {}
     names = ", ".join(fitted.records)
-    each = ", ".join(f"{_short(t.name)} +- {t.error:.2g}" for t in fitted.terms)
     group = EngineTerms(
         **{**kept, **{t.name: float(f"{t.value:.4g}") for t in fitted.terms}},
+        uncertainties={**old, **{t.name: _uncertainty(t, engine) for t in fitted.terms}},
         source=Source(kind="fitted", reference=f"specsim fit on {names}", date=date),
         relative_uncertainty=float(f"{min(max(fitted.spread, 0.01), 3.0):.2g}"),
-        note=f"{fitted.points} points; {each}",
+        note=f"{fitted.points} points",
     )
     return profile.model_copy(update={"engines": {**profile.engines, fitted.engine: group}})
+
+
+def _uncertainty(term: Term, engine: Engine) -> float:
+    """Relative uncertainty of a fitted term for a model that the fit has not seen: never below the spread between models
+    and hosts that the description states, which the error of a common value does not hold."""
+    relative = term.error / abs(term.value) if term.value else 3.0
+    return float(f"{min(max(relative, engine.terms[term.name].relative_uncertainty), 3.0):.2g}")
 
 
 def document(fitted: Fit, held: Sequence[HeldOut], skipped: Sequence[str]) -> dict[str, Any]:

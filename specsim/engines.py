@@ -29,11 +29,15 @@ OLDER_CUSTOM = ("custom-v1", "custom")  # the kernel of vLLM and of older SGLang
 
 @dataclass(frozen=True)
 class Term:
-    """One host or gap term in microseconds; `relative_uncertainty` is one standard deviation over the value."""
+    """One host or gap term in microseconds; `relative_uncertainty` is one standard deviation over the value.
+
+    `before`: what was known before whole runs were fitted; None where the value comes from none.
+    """
 
     value: float
     relative_uncertainty: float
     source: str
+    before: Term | None = None
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ class Engine:
 
     `kernels` are those launched besides the structural ones, by piece ("gqa", "mla", "linear", "conv", "indexer",
     "dense", "moe", "shared", once a "pass", "draft" and "accept") and operator class. `kernel_counts` says how many
-    CUDA kernels one call of a class launches.
+    CUDA kernels one call of a class launches. `fitted_to` names the records of whole runs that terms were fitted to.
     """
 
     name: str
@@ -52,6 +56,7 @@ class Engine:
     shared_experts_overlap: bool
     running_cap_speculative: int | None
     terms: Mapping[str, Term]
+    fitted_to: tuple[str, ...]
     policy: Mapping[str, Any] = field(repr=False)  # the description's other entries, already of this release
 
     def __hash__(self) -> int:
@@ -350,6 +355,10 @@ def command_line(name: str) -> Mapping[str, Any]:
     return described
 
 
+def _term(before: Mapping[str, Any] | None = None, **term: Any) -> Term:
+    return Term(**term, before=None if before is None else Term(**before))
+
+
 @lru_cache(maxsize=64)
 def load_engine(name: str, version: str | None = None) -> Engine:
     """The description of a release; without a version, of the one that was measured.
@@ -372,7 +381,8 @@ def load_engine(name: str, version: str | None = None) -> Engine:
         kernel_counts=held["kernel_counts"],
         shared_experts_overlap=held["shared_experts_overlap"],
         running_cap_speculative=held["running_cap_speculative"],
-        terms=MappingProxyType({key: Term(**term) for key, term in held["terms"].items()}),
+        terms=MappingProxyType({key: _term(**term) for key, term in held["terms"].items()}),
+        fitted_to=tuple(held.get("fitted_to", ())),
         policy=MappingProxyType(
             {key: held[key] for key in ("attention_kernels", "attention_defaults", "graphs", "allreduce", "by_batch")}
             | {key: held[key] for key in ("tree_block", "ngram_tree") if key in held}

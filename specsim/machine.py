@@ -177,7 +177,7 @@ def build(profile: Profile, engine: Engine, *, samples: int = 0, seed: int = 0) 
         value, relative, reference = term.value, term.relative_uncertainty, term.source
         own = None if fitted is None else getattr(fitted, name)
         if fitted is not None and own is not None:
-            value, relative, reference = own, fitted.relative_uncertainty, fitted.source.reference
+            value, relative, reference = own, fitted.uncertainty(name), fitted.source.reference
         unit = 1e-6 if name.endswith("_us") else 1.0
         terms[name.removesuffix("_us")] = np.asarray(value * unit * np.maximum(1 + deviation(reference, relative), 0.0))
     launch = profile.launch

@@ -35,7 +35,7 @@ def page(profile: Profile) -> Page:
         yield grid(heads, curves, keys=3)
     groups = [("launch", profile.launch), *((f"engine {name}", terms) for name, terms in profile.engines.items())]
     terms = [
-        (f"{label} {field[:-3]}", f"{value:g}", *references.cells(group))
+        (f"{label} {field[:-3]}", f"{value:g}", *references.cells(group, field))
         for label, group in groups
         for field, value in group
         if isinstance(value, float) and field.endswith("_us")
@@ -57,8 +57,8 @@ class _References:
         key = (group.source.kind, group.source.reference, group.source.date)
         return f"{group.source.kind} {self.known.setdefault(key, len(self.known) + 1)}"
 
-    def cells(self, group: Any) -> tuple[str, str]:
-        return f"{group.relative_uncertainty:.0%}", self.mark(group)
+    def cells(self, group: Any, field: str = "") -> tuple[str, str]:
+        return f"{group.uncertainty(field):.0%}", self.mark(group)
 
     def lines(self) -> list[str]:
         return [f"{number}: {kind}, {reference}, {date}" for (kind, reference, date), number in self.known.items()]

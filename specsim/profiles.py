@@ -58,6 +58,10 @@ class Group(Strict):
     relative_uncertainty: Uncertainty
     note: str = ""
 
+    def uncertainty(self, name: str) -> float:
+        """Relative uncertainty of one of the numbers."""
+        return self.relative_uncertainty
+
 
 class Gpu(Group):
     """The GPU itself, from its datasheet; `memory_gb` and `l2_mb` are decimal."""
@@ -115,8 +119,10 @@ class EngineTerms(Group):
     """What one engine adds on this box, fitted from whole passes: the few terms that no operator measurement shows.
 
     A term that is left out keeps the engine description's own value and uncertainty. docs/engines.md defines each.
+    `uncertainties`: relative uncertainty of terms, by name, where it is not that of the group.
     """
 
+    uncertainties: dict[str, Uncertainty] = {}
     kernel_gap_us: Finite | None = None
     row_layer_us: Finite | None = None
     verify_layer_us: Finite | None = None
@@ -134,6 +140,21 @@ class EngineTerms(Group):
     ngram_host_us: NonNegative | None = None
     ngram_sequence_us: NonNegative | None = None
     eager_factor: Positive | None = None
+
+    @model_validator(mode="after")
+    def _known(self) -> EngineTerms:
+        for name in self.uncertainties:
+            if name not in self.names() or getattr(self, name) is None:
+                raise ValueError(f"uncertainties: {name} has no value here: give one, or leave its uncertainty out")
+        return self
+
+    @classmethod
+    def names(cls) -> set[str]:
+        """Names of all terms, as the engines' descriptions have them."""
+        return set(cls.model_fields) - set(Group.model_fields) - {"uncertainties"}
+
+    def uncertainty(self, name: str) -> float:
+        return self.uncertainties.get(name, self.relative_uncertainty)
 
 
 class Profile(Shown, Strict):

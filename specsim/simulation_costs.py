@@ -345,7 +345,7 @@ def tables(s: Scenario, machine: Machine, max_batch: int, chunk: int, ranges: Ra
 
     def steps(row: Ints, context: Array) -> Array:
         if len(cut) == 1:
-            return step_seconds(cut[0][0], machine, row + 1.0, context)
+            return step_seconds(cut[0][0], machine, np.asarray(row + 1.0), context)
         batch, context = np.broadcast_arrays(row + 1.0, context)
         seconds = np.zeros(batch.shape)
         for one, batches in cut:
