@@ -165,15 +165,16 @@ def test_a_record_of_many_tokens_stays_small(tmp_path: Path) -> None:
         ("stream-500", "answered 500: Internal Server Error"),
         ("stream-drop", "a stream broke off after"),
         ("stream-error", "out of memory"),
-        ("stream-hang", r"no answer within 0\.8 s"),
+        ("stream-hang", "no answer within 2 s"),
         ("stream-abort", 'finish reason {"type": "abort", "message": "no memory"}'),
     ],
 )
 def test_failed_requests_leave_the_finished_ones(tmp_path: Path, fault: str, message: str) -> None:
     said: list[str] = []
+    patience = 2.0 if fault == "stream-hang" else 30.0  # short where it has to pass, long for a busy machine
     with FakeServer(fault=fault) as server:
         path, failed = run_url(
-            server.url, [], tmp_path, Plan(), said.append, load=LOAD, model=CONFIG, request_timeout=0.8
+            server.url, [], tmp_path, Plan(), said.append, load=LOAD, model=CONFIG, request_timeout=patience
         )
     assert failed == 1
     run = Record.model_validate(json.loads(path.read_text())).loads[0]
