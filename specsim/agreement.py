@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +19,7 @@ from numpy.typing import NDArray
 from specsim.cycle import evaluate
 from specsim.prediction import machine_of
 from specsim.profiles import AllReduceCurve, Profile
-
-if TYPE_CHECKING:
-    from specsim.scenarios import Scenario
+from specsim.scenarios import Scenario, check_ranks
 
 STEP = 0.01  # relative change by which an elasticity is taken
 MATTERS = 0.05  # of a step
@@ -45,7 +43,9 @@ class Weighed:
 
 
 def weigh(a: Profile, b: Profile, scenario: Scenario) -> list[Weighed]:
-    """Every number of `a` that a step of the scenario depends on, the weightiest first."""
+    """Every number of `a` that a step of the scenario depends on, the weightiest first. Raises InputError where `b` has too
+    few GPUs for the scenario's ranks, or no all-reduce."""
+    check_ranks(b, scenario.parallel.tp)
     base = steps(scenario, a)
     found = []
     for key, value, put in _numbers(a):

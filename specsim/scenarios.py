@@ -308,11 +308,19 @@ def _parallel(
         raise InputError(
             f"{dp} attention groups do not divide tp {ranks}", where="--dp-attention", mend=f"1 or {ranks}"
         )
-    if ranks > profile.gpus:
-        raise InputError(f"tp {ranks} needs more GPUs than the {profile.gpus} of {profile.name}", where="--tp", mend=f"tp up to {profile.gpus}, or another --hardware")  # fmt: skip
+    check_ranks(profile, ranks)
     parallel = Parallel(ranks, groups, dp)
     _check_heads(model, parallel)
     return parallel
+
+
+def check_ranks(profile: Profile, ranks: int) -> None:
+    """Raise InputError where a box cannot run so many ranks, or does not say what their all-reduces cost."""
+    if ranks > profile.gpus:
+        raise InputError(f"tp {ranks} needs more GPUs than the {profile.gpus} of {profile.name}", where="--tp", mend=f"tp up to {profile.gpus}, or another --hardware")  # fmt: skip
+    if ranks > 1 and not profile.allreduce:
+        mend = "specsim calibrate --only allreduce, or specsim hardware import of nccl-tests output"
+        raise InputError(f"{profile.name} has no all-reduce curve, which tp {ranks} needs", where="--tp", mend=mend)
 
 
 def _check_heads(model: Model, parallel: Parallel) -> None:

@@ -75,14 +75,42 @@ def test_diff_with_a_scenario_judges_two_calibrations(capsys, tmp_path: Path):
     line = ["diff", "2x-h200", str(tmp_path / "again.yaml"), "--model", "Llama-3.1-8B", "--tp", "2"]
     code, out, _ = run(capsys, *line)
     assert code == 0
-    assert "they differ by at most 5.0%" in out
-    assert run(capsys, *line, "--within", "3%")[0] == 1
-    assert run(capsys, *line, "--within", "6%")[0] == 0
+    assert out.rstrip().endswith("they differ by at most 5.0%")
+    code, out, _ = run(capsys, *line, "--within", "3%")
+    assert code == 1
+    assert out.rstrip().endswith("they differ by at most 5.0%, more than 3%: operators.gemm_bf16.bandwidth_gb_s")
+    code, out, _ = run(capsys, *line, "--within", "6%")
+    assert code == 0
+    assert out.rstrip().endswith("they differ by at most 5.0%, within 6%")
     code, out, _ = run(capsys, *line, "--json")
     document = json.loads(out)
     assert document["schema"] == "specsim.hardware-agreement/1"
     assert document["worst"] == pytest.approx(0.05)
+    assert (document["within"], document["agree"]) == (None, None)
     assert len(document["step_ms"]["a"]) == 2
+    assert json.loads(run(capsys, *line, "--json", "--within", "3%")[1])["agree"] is False
+
+
+def test_two_files_of_a_box_that_is_not_shipped(capsys, tmp_path: Path):
+    """Files whose profiles have one name are told apart by theirs, and the first is what the scenario runs on."""
+    box = load_profile("2x-h200").model_copy(update={"name": "box"})
+    for name, factor in (("monday", 1.0), ("friday", 1.01)):
+        (tmp_path / f"{name}.yaml").write_text(dump_profile(changed(box, "gemm_bf16", "fixed_us", factor)))
+    files = [str(tmp_path / f"{name}.yaml") for name in ("monday", "friday")]
+    code, out, _ = run(capsys, "diff", *files, "--model", "Llama-3.1-8B", "--tp", "2", "--within", "3%")
+    assert code == 0
+    assert out.split("\n")[0].split()[1:3] == ["monday", "friday"]
+
+
+def test_a_number_that_the_second_lacks_is_no_agreement(capsys, tmp_path: Path):
+    box = load_profile("2x-h200")
+    curves = [c for c in box.allreduce if c.implementation != "custom"]
+    (tmp_path / "less.yaml").write_text(dump_profile(box.model_copy(update={"allreduce": curves})))
+    line = ["diff", "2x-h200", str(tmp_path / "less.yaml"), "--model", "Llama-3.1-8B", "--tp", "2", "--batch", "8"]
+    code, out, _ = run(capsys, *line, "--within", "3%")
+    assert code == 1
+    assert f"allreduce.custom.2.graph: {tmp_path / 'less.yaml'} has none" in out.replace("\n", " ").replace("  ", " ")
+    assert run(capsys, *line)[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -91,6 +119,11 @@ def test_diff_with_a_scenario_judges_two_calibrations(capsys, tmp_path: Path):
         (["diff", "2x-h200"], "give two profiles"),
         (["diff", "2x-h200", "8x-h200", "8x-h100", "--batch", "2"], "give two profiles"),
         (["diff", "2x-h200", "8x-h200", "--within", "3%"], "needs a scenario"),
+        (["diff", "2x-h200", "8x-h200", "--batch", "2", "--within", "3"], "write 10% or 0.1"),
+        (
+            ["diff", "2x-h200", "1x-h200", "--model", "Llama-3.1-8B", "--tp", "2"],
+            "needs more GPUs than the 1 of 1x-h200",
+        ),
     ],
 )
 def test_bad_comparisons_are_one_line(capsys, arguments, words):
@@ -98,6 +131,15 @@ def test_bad_comparisons_are_one_line(capsys, arguments, words):
     assert (code, out) == (2, "")
     assert words in err
     assert err.count("\n") == 1
+
+
+def test_a_profile_without_all_reduce_serves_one_rank_alone(capsys, tmp_path: Path):
+    (tmp_path / "bare.yaml").write_text(dump_profile(load_profile("2x-h200").model_copy(update={"allreduce": []})))
+    line = ["diff", "2x-h200", str(tmp_path / "bare.yaml"), "--model", "Llama-3.1-8B"]
+    code, _, err = run(capsys, *line, "--tp", "2")
+    assert code == 2
+    assert "2x-h200 has no all-reduce curve, which tp 2 needs" in err
+    assert run(capsys, *line, "--tp", "1")[0] == 0
 
 
 def test_several_profiles_side_by_side(capsys):

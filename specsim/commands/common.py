@@ -25,7 +25,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 
 
 class Percent(click.ParamType):  # type: ignore[type-arg, unused-ignore]
-    """A fraction, as 10% or 0.1."""
+    """A fraction, as 10% or 0.1; a whole number without the sign would be one of hundreds of per cent, which nobody means."""
 
     name = "PERCENT"
 
@@ -35,7 +35,7 @@ class Percent(click.ParamType):  # type: ignore[type-arg, unused-ignore]
             number = float(text.rstrip("%")) / (100 if text.endswith("%") else 1)
         except ValueError:
             self.fail(f"{value!r} is not a share such as 10%", param, ctx)
-        if not 0 <= number < 10:
+        if not 0 <= number < (10 if text.endswith("%") else 1):
             self.fail(f"{value!r} is out of range; write 10% or 0.1", param, ctx)
         return number
 

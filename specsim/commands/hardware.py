@@ -112,7 +112,7 @@ def diff_command(
     loaded = [load_profile(name) for name in profiles]
     draw({"schema": "specsim.hardware-diff/1", "allreduce": _curves(loaded)}, plot)
     if weighed:
-        _diff_weighed(loaded[0], loaded[1], options, within, as_json)
+        _diff_weighed(profiles, loaded[0], loaded[1], options, within, as_json)
     else:
         _diff_plain(loaded, as_json)
 
@@ -155,18 +155,21 @@ def _diff_plain(profiles: list[Profile], as_json: bool) -> None:
     show([grid(heads, rows_shown)])
 
 
-def _diff_weighed(a: Profile, b: Profile, options: dict[str, Any], within: float | None, as_json: bool) -> None:
+def _diff_weighed(
+    given: tuple[str, ...], a: Profile, b: Profile, options: dict[str, Any], within: float | None, as_json: bool
+) -> None:
     import sys
 
     from specsim.agreement import MATTERS, steps, weigh
 
-    scenario = scenario_of({**options, "hardware": options["hardware"] or a.name})
+    scenario = scenario_of({**options, "hardware": options["hardware"] or given[0]})
     found = weigh(a, b, scenario)
     weighty = [w for w in found if w.matters]
-    known = [abs(w.relative) for w in weighty if w.relative is not None]
     before, after = steps(scenario, a), steps(scenario, b)
     missing = [w.key for w in weighty if w.relative is None]
-    worst = max(known, default=0.0)
+    worst = max((abs(w.relative) for w in weighty if w.relative is not None), default=0.0)
+    apart = [] if within is None else [w.key for w in weighty if w.relative is not None and abs(w.relative) > within]
+    agree = None if within is None else not (apart or missing)
     if as_json:
         listed = [
             {
@@ -183,6 +186,7 @@ def _diff_weighed(a: Profile, b: Profile, options: dict[str, Any], within: float
         document = {
             "schema": "specsim.hardware-agreement/1", "a": a.name, "b": b.name, "numbers": listed, "worst": worst,
             "missing": missing, "step_ms": {"a": [1e3 * t for t in before], "b": [1e3 * t for t in after]},
+            "within": within, "agree": agree,
         }  # fmt: skip
         print_json(document)
     else:
@@ -191,23 +195,33 @@ def _diff_weighed(a: Profile, b: Profile, options: dict[str, Any], within: float
              "" if w.effect is None else f"{w.effect:+.2%}")
             for w in found if abs(w.part) >= 0.01
         ]  # fmt: skip
-        page: list[Line | Grid] = [grid(("number", f">{a.name}", f">{b.name}", ">relative", ">part", ">effect"), rows)]
+        page: list[Line | Grid] = [
+            grid(("number", *(f">{name}" for name in _labels(given, a, b)), ">relative", ">part", ">effect"), rows)
+        ]
         names = ("decode step", "cycle")
         moved = ", ".join(
             f"{name} {x * 1e3:.3f} and {y * 1e3:.3f} ms ({y / x - 1:+.1%})"
             for name, x, y in zip(names, before, after, strict=False)
         )
         page += [Line(), Line(f"GPU time: {moved}")]
-        page.append(
-            Line(
-                f"{len(weighty)} numbers make more than {MATTERS:.0%} of a step; they differ by at most {worst:.1%}",
-                "verdict",
-            )
+        limit = "" if within is None else f", {'more than' if apart else 'within'} {100 * within:.3g}%"
+        said = (
+            f"{len(weighty)} numbers make more than {MATTERS:.0%} of a step; they differ by at most {worst:.1%}{limit}"
         )
-        page += [Line(f"{key}: {b.name} has none", "warning") for key in missing]
+        page.append(Line(said + (f": {', '.join(apart)}" if apart else ""), "verdict"))
+        page += [Line(f"{key}: {given[1]} has none", "warning") for key in missing]
         show(page)
-    if within is not None and (worst > within or missing):
+    if agree is False:
         sys.exit(1)
+
+
+def _labels(given: tuple[str, ...], a: Profile, b: Profile) -> tuple[str, str]:
+    """What tells two profiles apart: their names, those of their files where the names are one, or a and b."""
+    stems = Path(given[0]).stem, Path(given[1]).stem
+    for first, second in ((a.name, b.name), stems):
+        if first != second:
+            return first, second
+    return "a", "b"
 
 
 def _number(value: float | None) -> str:
