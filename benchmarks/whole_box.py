@@ -1,10 +1,14 @@
-"""Calibrate a whole box, as it is and with peer access off, and measure real servers on it, in one call:
+"""Calibrate a whole box twice, as it is, and once with peer access off, and measure real servers on it, in one call:
 
     python benchmarks/whole_box.py --time-limit 3000 -o box
+    python benchmarks/whole_box.py --no-servers --gpus 2 --model typical --time-limit 480 -o box
 
-Steps: health; calibration; calibration with NCCL_P2P_DISABLE=1; the scenarios of validation/scenarios-8gpu.yaml (SGLang
-with random weights); predictions beside what was measured. Everything is on disk as soon as it is measured, and the same
-line goes on where a run ended. A step that fails is reported and the next one runs. No NVLink multicast object is made.
+Steps: health; calibration without engines' kernels, which take minutes to compile; the same again, and how far the two
+agree; calibration with NCCL_P2P_DISABLE=1; engines' all-reduces and experts as far as they are installed, and NCCL's other
+protocols, added to the first calibration; the scenarios of validation/scenarios-8gpu.yaml (SGLang with random weights);
+predictions beside what was measured. Everything is on disk as soon as it is measured, the profile is written after every
+step, and the same line goes on where a run ended. A step that fails is reported and the next one runs. No NVLink multicast
+object is made.
 """
 
 from __future__ import annotations
@@ -27,25 +31,55 @@ LEAST_S = 30.0  # left, below which no step is started
 Runner = Callable[[list[str], float, Path], int]  # command, seconds it may take, log -> exit code
 
 
+TYPICAL = "typical"  # as --model: the shapes that calibrate measures without one
+JUDGED = ("Llama-3.1-8B", "Qwen3-30B-A3B")  # by which two such calibrations are compared
+WITHIN = "3%"
+SLOW_CLASSES = "moe_int4,moe_fp8_deepgemm"  # engines compile their kernels at first use
+
+
 @dataclass(frozen=True)
 class Step:
-    """One command. share: of the time that is left when it starts, which it may take."""
+    """One command. share: of the time that is left when it starts, which it may take; limited: it is told so itself, and
+    ends with what it has."""
 
     name: str
     command: list[str]
     share: float = 1.0
+    limited: bool = False
 
 
 def steps(options: argparse.Namespace) -> list[Step]:
-    """The steps that measure; their limits are set when they start."""
+    """The steps that measure; their limits are set when they start. Without servers each may take twice its share."""
     out, name = Path(options.output).absolute(), f"{options.gpus}x-{options.name}"
-    common = ["--gpus", str(options.gpus), "--model", options.model, "--tp", str(options.gpus), "--resume"]
-    quick = ["--quick"] if options.quick else []
-    main = [*SPECSIM, "calibrate", "--name", name, "--out", str(out / "calibration"), "-o", str(out / f"{name}.yaml")]
-    off = [*SPECSIM, "calibrate", "--name", f"{name}-no-p2p", "--out", str(out / "calibration-no-p2p")]
-    off += ["-o", str(out / f"{name}-no-p2p.yaml"), "--no-p2p", "--only", "peak,launches,copies,allreduce"]
-    joined = [*SPECSIM, "calibrate", "--refit", str(out / f"{name}-no-p2p.record.json")]
-    joined += ["--refit", str(out / f"{name}.record.json"), "-o", str(out / f"{name}-no-p2p.yaml")]
+    shapes = [] if options.model == TYPICAL else ["--model", options.model, "--tp", str(options.gpus)]
+    common = ["--gpus", str(options.gpus), *shapes, "--resume"]
+    common += [flag for flag, given in (("--quick", options.quick), ("--cpu", options.cpu)) if given]
+    more = 1.0 if options.servers else 2.0
+
+    def calibrate(step: str, folder: str, profile: str, share: float, *arguments: str) -> Step:
+        where = ["--name", profile, "--out", str(out / folder), "-o", str(out / f"{profile}.yaml")]
+        return Step(step, [*SPECSIM, "calibrate", *where, *common, *arguments], min(1.0, more * share), limited=True)
+
+    plain = ("--kinds", "nccl", "--skip", SLOW_CLASSES)
+    off = f"{name}-no-p2p"
+    joined = [*SPECSIM, "calibrate", "--refit", str(out / f"{off}.record.json")]
+    joined += ["--refit", str(out / f"{name}.record.json"), "-o", str(out / f"{off}.yaml")]
+    found = [
+        Step("doctor", [*SPECSIM, "doctor"]),
+        calibrate("calibrate", "calibration", name, 0.25, *plain),
+        calibrate("calibrate-again", "calibration-again", f"{name}-again", 0.3, *plain),
+        *(_agree(options, out, name, model) for model in (JUDGED if options.model == TYPICAL else (options.model,))),
+        calibrate(
+            "calibrate-no-p2p", "calibration-no-p2p", off, 0.15,
+            "--no-p2p", "--kinds", "nccl", "--only", "peak,launches,copies,allreduce",
+        ),
+        calibrate("engines-allreduce", "calibration", name, 0.25, "--only", "allreduce", "--kinds", "engines"),
+        calibrate("engines-experts", "calibration", name, 0.3, "--only", "moe"),
+        calibrate("forced", "calibration", name, 0.1, "--only", "allreduce", "--kinds", "forced"),
+        Step("join", joined),
+    ]  # fmt: skip
+    if not options.servers:
+        return found
     serve = [
         *SPECSIM,
         "validate",
@@ -57,19 +91,19 @@ def steps(options: argparse.Namespace) -> list[Step]:
         str(out / "runs"),
     ]
     serve += ["--layers", str(options.layers)] if options.layers else []
-    return [
-        Step("doctor", [*SPECSIM, "doctor"]),
-        Step("calibrate", [*main, *common, *quick], 0.3),
-        Step("calibrate-no-p2p", [*off, *common, *quick], 0.15),
-        Step("join", joined),
-        Step("validate", serve, 0.97),
-    ]
+    return [*found, Step("validate", serve, 0.97, limited=True)]
+
+
+def _agree(options: argparse.Namespace, out: Path, name: str, model: str) -> Step:
+    """The two calibrations by what a model's steps hang on; its exit code is 1 where they do not agree."""
+    pair = [str(out / f"{name}.yaml"), str(out / f"{name}-again.yaml")]
+    scenario = ["--model", model, "--tp", str(options.gpus), "--batch", "8", "--within", WITHIN]
+    return Step(f"agree-{model}", [*SPECSIM, "hardware", "diff", *pair, *scenario])
 
 
 def with_limit(step: Step, seconds: float) -> list[str]:
     """The command with its own time limit, where it has one."""
-    limited = step.name.startswith("calibrate") or step.name == "validate"
-    return [*step.command, "--time-limit", f"{seconds:.0f}"] if limited else step.command
+    return [*step.command, "--time-limit", f"{seconds:.0f}"] if step.limited else step.command
 
 
 def replays(options: argparse.Namespace) -> list[Step]:
@@ -128,9 +162,9 @@ def work(options: argparse.Namespace, runner: Runner) -> list[dict[str, object]]
         (out / "summary.json").write_text(json.dumps(done, indent=1) + "\n", encoding="utf-8")
 
     for step in steps(options):
-        if not options.only or step.name in options.only:
+        if not options.only or step.name in options.only or step.name.split("-")[0] in options.only:
             go(step)
-    if not options.only or "replay" in options.only:
+    if options.servers and (not options.only or "replay" in options.only):
         end += LEAST_S + 60  # reading records takes seconds
         for step in replays(options):
             go(step)
@@ -143,13 +177,20 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--gpus", type=int, default=8)
     parser.add_argument("--name", default="h200", help="the profiles are called GPUSx-NAME")
     parser.add_argument("--time-limit", type=float, default=3000.0, help="seconds for everything")
-    parser.add_argument("--model", default="Kimi-K2.5", help="whose shapes are calibrated")
+    parser.add_argument(
+        "--model", default="Kimi-K2.5", help=f"whose shapes are calibrated; {TYPICAL}: those of no model"
+    )
+    parser.add_argument(
+        "--no-servers", dest="servers", action="store_false", help="calibrate and compare, serve nothing"
+    )
     parser.add_argument("--layers", type=int, help="run the scenarios' models with so many layers")
     parser.add_argument("--quick", action="store_true", help="quick calibrations")
+    parser.add_argument("--cpu", action="store_true", help="processes on CPU in place of GPUs, to try the calibrations")
     parser.add_argument("--scenarios", type=Path, default=ROOT / "validation" / "scenarios-8gpu.yaml")
     parser.add_argument(
-        "--only", nargs="*", default=[], help="doctor, calibrate, calibrate-no-p2p, join, validate, replay"
-    )
+        "--only", nargs="*", default=[], metavar="STEP",
+        help="some steps, or some kinds: doctor, calibrate, agree, engines, forced, join, validate, replay",
+    )  # fmt: skip
     parser.add_argument("--dry-run", action="store_true", help="print the commands")
     return parser.parse_args(arguments)
 

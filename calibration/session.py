@@ -29,6 +29,13 @@ from specsim.files import read_json, write_atomically
 
 START_S = {True: 4.0, False: 14.0}  # a stage's start: on CPU, on GPUs
 SAMPLE_EVERY_S = 10.0  # clocks
+GROUPS = (
+    "engines",
+    "forced",
+)  # of all-reduces: engines' own kernels that are importable, and NCCL made to do otherwise
+
+
+TROUBLES = "troubles.json"  # those of all runs in the folder
 
 
 @dataclass(frozen=True)
@@ -40,7 +47,8 @@ class Plan:
     cpu: bool = False
     quick: bool = False
     only: tuple[str, ...] = ()
-    kinds: tuple[str, ...] = ()  # all-reduce implementations; () is all that the run calls for
+    kinds: tuple[str, ...] = ()  # all-reduce implementations, or GROUPS of them; () is all that the run calls for
+    without: tuple[str, ...] = ()  # operator classes to leave out
     no_p2p: bool = False
     shapes: dict[str, Any] = field(default_factory=dict)
     allow_multicast: bool = False
@@ -92,7 +100,12 @@ def stages(plan: Plan) -> list[Stage]:
     alone = tuple(n for n, m in modules.items() if m.RANKS == "one" or (m.RANKS == "all" and not shared))
     together = tuple(n for n, m in modules.items() if shared and m.RANKS in ("all", "groups"))
     main = VARIANTS["nccl-no-p2p"] if plan.no_p2p else {}
-    options: dict[str, Any] = {"gpus": plan.ranks, "implementation": "nccl", "no_p2p": plan.no_p2p}
+    options: dict[str, Any] = {
+        "gpus": plan.ranks,
+        "implementation": "nccl",
+        "no_p2p": plan.no_p2p,
+        "without": plan.without,
+    }
     found = [Stage("one", alone, 1, dict(main), options)] if alone else []
     if plan.kinds and "nccl" not in plan.kinds:
         together = tuple(n for n in together if n != "allreduce")
@@ -107,22 +120,24 @@ def stages(plan: Plan) -> list[Stage]:
 def _implementations(plan: Plan) -> list[str]:
     """All-reduce implementations that run in worker processes of their own. NCCL as it is by default is not among them."""
     for name in plan.kinds:
-        if name not in VARIANTS:
-            raise InputError(f"no all-reduce {name!r}", where="--kinds", mend=did_you_mean(name, tuple(VARIANTS)))
+        if name not in (*VARIANTS, *GROUPS):
+            raise InputError(f"no all-reduce {name!r}", where="--kinds", mend=did_you_mean(name, (*VARIANTS, *GROUPS)))
+    engines = [name for name in ENGINES if importable(name) and not plan.no_p2p and plan.nodes == 1]
+    forced = [n for n in VARIANTS if n != "nccl" and n not in ENGINES and not (plan.no_p2p and n == "nccl-no-p2p")]
     if plan.kinds:
-        return [name for name in VARIANTS if name != "nccl" and name in plan.kinds]
+        several = {"engines": engines, "forced": forced}
+        wanted = {name for kind in plan.kinds for name in several.get(kind, [kind])}
+        return [name for name in VARIANTS if name != "nccl" and name in wanted]
     if plan.cpu:
         return []
-    engines = [name for name in ENGINES if importable(name) and not plan.no_p2p and plan.nodes == 1]
-    engines = engines[:1] if plan.quick else engines
-    forced = [n for n in VARIANTS if n != "nccl" and n not in ENGINES and not (plan.no_p2p and n == "nccl-no-p2p")]
-    return engines + ([] if plan.quick else forced)
+    return engines[:1] if plan.quick else engines + forced
 
 
 def prepare(plan: Plan, *, resume: bool) -> None:
-    """Make or check the work folder. On resume, failed cases are forgotten, so that they are tried again."""
+    """Make or check the work folder. On resume, failed cases that this run measures are forgotten: they are tried again."""
     if plan.node > 0:
         return  # the first node leads
+    again = {(stage.name, measure) for stage in stages(plan) for measure in stage.measures}
     path = plan.folder / "plan.json"
     known = finished(plan.folder)
     if known and not resume:
@@ -141,8 +156,11 @@ def prepare(plan: Plan, *, resume: bool) -> None:
     for old in (plan.folder / "stages").glob("*"):
         old.unlink(missing_ok=True)
     write_atomically(path, dumps(document))
+    if not known:
+        (plan.folder / TROUBLES).unlink(missing_ok=True)
     for result in results(plan.folder):
-        if result["status"] != "done":
+        tried = (result.get("stage"), result["measure"]) in again and result["operator"] not in plan.without
+        if result["status"] != "done" and tried:
             (plan.folder / "done" / f"{result['key']}.json").unlink(missing_ok=True)
 
 
@@ -157,7 +175,7 @@ def run(plan: Plan, report: Callable[[Progress], None], trouble: Callable[[str],
         plan.folder, plan.cpu, plan.quick, plan.shapes, plan.allow_multicast, plan.node, plan.nodes, plan.master
     )  # fmt: skip
     clock = _Clock(plan, todo)
-    troubles: list[str] = []
+    troubles = _known_troubles(plan.folder)
     box: health.Health | None = None
     if not plan.cpu:
         try:
@@ -177,28 +195,54 @@ def run(plan: Plan, report: Callable[[Progress], None], trouble: Callable[[str],
             report(progress)
 
     interrupted = False
+    ended = ""
     try:
         for number, stage in enumerate(todo):
             clock.stage = number
             troubles += run_stage(stage, setting, event, number=number)
+            _keep_troubles(plan, troubles)
     except KeyboardInterrupt:
         interrupted = True
-        troubles.append("interrupted: not all was measured")
+        ended = "interrupted: not all was measured"
     except TimeIsUp:
-        troubles.append(
-            f"not all was measured in {plan.time_limit_s:.0f} s: run the same line with --resume for the rest"
-        )
+        ended = f"not all was measured in {plan.time_limit_s:.0f} s: run the same line with --resume for the rest"
     found = results(plan.folder)
     if interrupted and not any(r["status"] == "done" for r in found):
         raise KeyboardInterrupt
     if not any(r["status"] == "done" for r in found):
-        first = troubles[0] if troubles else next((r["error"] for r in found), "no measurement ran")
+        first = troubles[0] if troubles else ended or next((r["error"] for r in found), "no measurement ran")
         raise WorkError(f"nothing could be measured: {first} (logs in {plan.folder / 'logs'})")
     for finding in health.under_load(clock.seen):
         troubles.append(finding.line)
         trouble(finding.line)
+    for name in sorted(set(plan.without) - _left_out(plan.folder, todo)):
+        trouble(f"--skip {name}: no such class was to be measured")
+    _keep_troubles(plan, troubles)
+    troubles += [ended] if ended else []
     surroundings = environment(plan, todo, box, clock.samples)
     return Outcome(found, surroundings, box.document() if box else None, troubles, interrupted)
+
+
+def _known_troubles(folder: Path) -> list[str]:
+    with contextlib.suppress(OSError, ValueError):
+        return [str(text) for text in json.loads((folder / TROUBLES).read_text())]
+    return []
+
+
+def _keep_troubles(plan: Plan, troubles: list[str]) -> None:
+    """Leave them to the next run in the folder, each once."""
+    troubles[:] = dict.fromkeys(troubles)
+    if plan.node == 0 and troubles:
+        write_atomically(plan.folder / TROUBLES, dumps(troubles))
+
+
+def _left_out(folder: Path, todo: list[Stage]) -> set[str]:
+    """Operator classes that the workers left out."""
+    found: set[str] = set()
+    for stage in todo:
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            found |= set(json.loads((folder / f"{stage.name}.cases.json").read_text())["left_out"])
+    return found
 
 
 def environment(
@@ -206,9 +250,13 @@ def environment(
 ) -> dict[str, Any]:
     """What the results hold for: software, GPU, clocks, power limit, topology, settings."""
     found: dict[str, Any] = {}
-    for stage in reversed(todo):
+    for name in (
+        *(stage.name for stage in reversed(todo)),
+        "all",
+        "one",
+    ):  # NCCL as it is, also by an earlier run, counts most
         with contextlib.suppress(OSError, ValueError, KeyError):
-            found |= json.loads((plan.folder / f"{stage.name}.cases.json").read_text())["environment"]
+            found |= json.loads((plan.folder / f"{name}.cases.json").read_text())["environment"]
     found["ranks"] = plan.ranks
     if plan.no_p2p:
         found["p2p"] = "off (NCCL_P2P_DISABLE=1)"

@@ -58,10 +58,15 @@ def _run(context: Context, stage: dict[str, Any], reporter: Reporter) -> int:
     skip = set(stage["skip"])
     given_up = [tuple(what) for what in stage.get("given_up", ())]
     modules = {n: importlib.import_module(n if "." in n else f"specsim.calibration.{n}") for n in stage["measures"]}
-    planned = [(modules[name], case) for name in stage["measures"] for case in modules[name].cases(context)]
+    without = set(stage["options"].get("without", ()))
+    every = [(modules[name], case) for name in stage["measures"] for case in modules[name].cases(context)]
+    planned = [(module, case) for module, case in every if case.operator not in without]
     cases = [case for _, case in planned]
     if context.rank == 0:
-        document = {"cases": [case_document(c) for c in cases], "environment": _environment(context)}
+        left_out = sorted(without & {case.operator for _, case in every})
+        document = {
+            "cases": [case_document(c) for c in cases], "left_out": left_out, "environment": _environment(context)
+        }  # fmt: skip
         write_atomically(reporter.folder / f"{stage['name']}.cases.json", dumps(document))
     for n in sorted({c.ranks for m, c in planned if m.RANKS == "groups"}):  # every rank makes every group, in one order
         reporter.state("starting", f"connecting {n} ranks", timeout_s=120.0)

@@ -356,6 +356,58 @@ def test_a_time_limit_keeps_what_is_there(tmp_path: Path, monkeypatch: pytest.Mo
     assert "not all was measured in 100 s" in outcome.troubles[-1]
 
 
+def test_a_later_run_in_the_folder_adds_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What went wrong in the first run is told by the second. Of the failed cases the second forgets the one that it tries
+    again, and keeps those of another stage, of another measurement and of a class that it skips."""
+    from specsim.calibration import session
+
+    from specsim.files import write_atomically
+
+    def failed(stage: str, measure: str, operator: str) -> Path:
+        path = tmp_path / "done" / f"{measure}.{operator}.{stage}.json"
+        result = {"key": path.stem, "stage": stage, "status": "failed", "measure": measure, "operator": operator}
+        write_atomically(path, json.dumps(result | {"error": "planted"}))
+        return path
+
+    def stage(stage: Any, setting: Any, event: Any, *, number: int) -> list[str]:
+        result = {"key": "peak.copy.", "stage": "all", "status": "done", "measure": "peak", "operator": "copy"}
+        write_atomically(setting.folder / "done" / "peak.copy..json", json.dumps(result))
+        return ["nccl-tree: hung for 60 s"] if stage.name == "all" else []
+
+    monkeypatch.setattr(session, "run_stage", stage)
+    first = session.Plan(tmp_path, 2, cpu=True, only=("peak",))
+    session.prepare(first, resume=False)
+    assert session.run(first, lambda _: None, lambda _: None).troubles == ["nccl-tree: hung for 60 s"]
+    kept = [failed("all", "allreduce", "nccl"), failed("one", "gemm", "gemm_bf16"), failed("one", "moe", "moe_int4")]
+    gone = failed("one", "moe", "moe_bf16")
+    said: list[str] = []
+    second = session.Plan(tmp_path, 2, cpu=True, only=("moe",), without=("moe_int4", "moe_int5"))
+    session.prepare(second, resume=True)
+    assert all(path.exists() for path in kept)
+    assert not gone.exists()
+    write_atomically(tmp_path / "one.cases.json", json.dumps({"left_out": ["moe_int4"]}))
+    assert session.run(second, lambda _: None, said.append).troubles == ["nccl-tree: hung for 60 s"]
+    assert said == ["--skip moe_int5: no such class was to be measured"]
+
+
+def test_groups_of_all_reduces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines' kernels are those that are installed, none of them without peer access; NCCL's forced kinds are six."""
+    from specsim.calibration import session
+
+    monkeypatch.setattr(session, "importable", lambda name: name == "custom")
+
+    def names(**options: Any) -> list[str]:
+        return [s.name for s in session.stages(session.Plan(Path("x"), 2, only=("allreduce",), **options))]
+
+    assert names(kinds=("nccl",)) == ["all"]
+    assert names(kinds=("engines",)) == ["custom"]
+    assert names(kinds=("engines",), no_p2p=True) == []
+    forced = names(kinds=("forced",))
+    assert forced == ["nccl-ll", "nccl-ll128", "nccl-simple", "nccl-ring", "nccl-tree", "nccl-no-p2p"]
+    assert names(kinds=("forced",), no_p2p=True) == forced[:-1]
+    assert names() == ["all", "custom", *forced]
+
+
 def start_and_wait(folder: Path, cwd: Path) -> subprocess.Popen[str]:
     """A calibration with a few results on disk."""
     process = subprocess.Popen(

@@ -84,12 +84,17 @@ def test_layers_of_a_model_with_a_text_part(tmp_path: Path) -> None:
 
 
 def test_steps_are_commands_that_exist(script: ModuleType) -> None:
-    from specsim.commands import calibrate, doctor, validate
+    from specsim.commands import calibrate, doctor, hardware, validate
 
-    commands = {"calibrate": calibrate.command, "doctor": doctor.command, "validate": validate.command}
-    for step in script.steps(script.parse(["--layers", "20", "--quick"])):
-        name, *arguments = script.with_limit(step, 100.0)[3:]
-        commands[name].make_context(name, list(arguments))
+    commands = {
+        "calibrate": calibrate.command, "doctor": doctor.command, "validate": validate.command, "diff": hardware.diff_command
+    }  # fmt: skip
+    for line in (["--layers", "20", "--quick"], ["--no-servers", "--gpus", "2", "--model", "typical", "--cpu"]):
+        for step in script.steps(script.parse(line)):
+            name, *arguments = script.with_limit(step, 100.0)[3:]
+            if name == "hardware":
+                name = arguments.pop(0)
+            commands[name].make_context(name, list(arguments))
 
 
 def test_a_failed_step_does_not_stop_the_next_and_the_time_is_kept(
@@ -118,10 +123,35 @@ def test_a_failed_step_does_not_stop_the_next_and_the_time_is_kept(
 
     done = script.work(script.parse(["-o", str(out), "--time-limit", "1000"]), runner)
     names = [name for name, _ in ran]
-    assert names == ["doctor", "calibrate", "calibrate-no-p2p", "join", "validate", "replay-fast", "replay-slow"]
+    calibrations = ["calibrate", "calibrate-again", "agree-Kimi-K2.5", "calibrate-no-p2p"]
+    added = ["engines-allreduce", "engines-experts", "forced"]
+    assert names == ["doctor", *calibrations, *added, "join", "validate", "replay-fast", "replay-slow"]
     assert clock[0] < 1000 + 20 + 1
     assert done[0]["code"] == 1
     assert json.loads((out / "summary.json").read_text()) == done
+
+
+def test_calibrations_alone_fill_their_time(script: ModuleType, tmp_path: Path, monkeypatch) -> None:
+    """480 s, every calibration takes all that it may: the first has 240 s, as those that follow have half of what is left
+    or so, and nothing is started that has no 30 s."""
+    clock, given = [0.0], {}
+    monkeypatch.setattr(script.time, "monotonic", lambda: clock[0])
+
+    def runner(command: list[str], seconds: float, log: Path) -> int:
+        took = float(command[command.index("--time-limit") + 1]) if "--time-limit" in command else 2.0
+        given[log.stem] = took
+        clock[0] += took
+        return 0
+
+    line = ["-o", str(tmp_path), "--no-servers", "--gpus", "2", "--model", "typical", "--time-limit", "480"]
+    done = script.work(script.parse(line), runner)
+    assert [entry["step"] for entry in done if entry["step"].startswith("agree")] == [
+        "agree-Llama-3.1-8B", "agree-Qwen3-30B-A3B"
+    ]  # fmt: skip
+    assert given["calibrate"] == pytest.approx(239)
+    assert given["calibrate-again"] == pytest.approx(143, abs=1)
+    assert clock[0] <= 480
+    assert {entry["step"] for entry in done if entry.get("note")} <= {"engines-experts", "forced", "join"}
 
 
 def test_a_command_that_does_not_end_is_ended(script: ModuleType, tmp_path: Path) -> None:

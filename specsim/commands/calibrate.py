@@ -54,7 +54,11 @@ if TYPE_CHECKING:
 @click.option(
     "--kinds",
     help="All-reduces to measure, separated by commas: nccl, nccl-ll, nccl-ll128, nccl-simple, nccl-ring, nccl-tree, "
-    "nccl-no-p2p, custom, custom-v1, flashinfer. Default: all that can run here.",
+    "nccl-no-p2p, custom, custom-v1, flashinfer; engines for the last three as far as they are installed, forced for nccl-*. "
+    "Default: all that can run here.",
+)
+@click.option(
+    "--skip", metavar="CLASSES", help="Leave these operator classes out, separated by commas, such as moe_int4."
 )
 @click.option(
     "--resume", is_flag=True, help="Go on in a work folder: finished measurements stay, failed ones are tried again."
@@ -157,7 +161,7 @@ def _plan(options: dict[str, Any]) -> tuple[Plan, str]:
     name = options["name"] or (f"{ranks}x-cpu" if cpu else f"{ranks}x-gpu") + ("-no-p2p" if options["no_p2p"] else "")
     plan = Plan(
         folder=Path(options["out"] or f"calibration-{name}").absolute(), ranks=ranks, cpu=cpu, quick=options["quick"],
-        only=_names(options["only"]), kinds=_names(options["kinds"]), no_p2p=options["no_p2p"],
+        only=_names(options["only"]), kinds=_names(options["kinds"]), without=_names(options["skip"]), no_p2p=options["no_p2p"],
         shapes=_shapes(options, ranks), allow_multicast=options["allow_multicast"], nodes=nodes, node=options["node_rank"],
         master=options["master"], time_limit_s=options["time_limit"] or float("inf"),
     )  # fmt: skip
