@@ -24,6 +24,7 @@ from specsim.workload import PS, Lengths, synthetic
 Say = Callable[[str], None]
 LAG = 0.02  # share of the median gap between chunks that the client's own lag may have
 LONE = 8  # lone requests in the warm-up
+BURST = 32  # chunks whose pace is measured: half of those that a step makes at least
 DRAIN_S = 10.0  # what warm-up and the last requests take as a rule
 
 Tokens = Annotated[int, Field(ge=1, le=2**20)]
@@ -198,6 +199,7 @@ def _run(
             histogram, meta.get("spec_correct_drafts_histogram") or meta.get("spec_accept_histogram") or []
         )
     run = LoadRun(
+        chunk_us=_pace([s for _, s in done]),
         rate=rate,
         num_requests=len(streams),
         input_tokens=load.input_tokens,
@@ -214,6 +216,24 @@ def _run(
         run.results = results(run, np.concatenate(gaps), np.concatenate(sizes))
         _judge(run, lag_s, np.concatenate(gaps))
     return run
+
+
+def _pace(streams: Sequence[Stream]) -> Quantity | None:
+    """Microseconds between two chunks of one step: what the server's front end, one process, takes to send one.
+
+    Chunks of a step come one after another, then nothing until the next step. While 2 x BURST requests run or more, half
+    of all stretches of BURST chunks lie within a step at least; the lower quartile of their pace is it. None where fewer run.
+    """
+    times = np.sort(np.concatenate([np.asarray(s.chunk_s) for s in streams] or [np.zeros(0)]))
+    pace = (times[BURST:] - times[:-BURST]) / BURST
+    first, last = (np.sort([s.chunk_s[end] for s in streams]) for end in (0, -1))
+    running = np.searchsorted(first, times[:-BURST], "right") - np.searchsorted(last, times[BURST:], "left")
+    pace = 1e6 * pace[running >= 2 * BURST]
+    if len(pace) < 8 * BURST:
+        return None
+    low, value, high = np.percentile(pace, [10, 25, 50])
+    how = "pace of the chunks within a step, lower quartile"
+    return Quantity(value=_us(value), low=_us(low), high=_us(high), n=len(pace), how=how)
 
 
 def _add(total: NDArray[np.int64], more: Sequence[int]) -> NDArray[np.int64]:

@@ -85,10 +85,13 @@ def limits(environment: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def server_for(run: LoadRun, s: Scenario, machine: Machine, added: Added) -> Server:
-    """The server to simulate: step times with what the measurement added, the recorded acceptance and overhead."""
+    """The server to simulate: step times with what the measurement added, the recorded acceptance, overhead and front end."""
     histogram = run.accept_histogram if s.method != "none" else None
     overhead = max(run.overhead_ms.value, 0.0) / 1e3 if run.overhead_ms else 0.0
-    server = server_of(s, machine, concurrency=len(run.arrival_ms), overhead_s=overhead, histogram=histogram or None)
+    chunk = max(run.chunk_us.value, 0.0) / 1e6 if run.chunk_us else 0.0
+    server = server_of(
+        s, machine, concurrency=len(run.arrival_ms), overhead_s=overhead, chunk_s=chunk, histogram=histogram or None
+    )
     phases = ("decode",) if s.method == "none" else ("draft", "verify", "extend")
     more = 1e9 * sum(added(phase) for phase in phases)  # ps
     if not more:

@@ -61,6 +61,7 @@ class LoadRun(_Strict):
     seed: int
     accept_histogram: list[int] = []  # cycles that gained 1, 2, ... tokens, where the server says so
     overhead_ms: Quantity | None = None  # of a lone request: first token less queue and prefill, by the server's clock
+    chunk_us: Quantity | None = None  # pace of the chunks within a step: what the front end takes to send one
     lone_ms: dict[
         str, Number
     ] = {}  # medians of lone requests in the warm-up: first token; queue and prefill where told

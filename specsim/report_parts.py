@@ -23,7 +23,7 @@ TITLES = {
 WORDS = {
     "tp": "tensor-parallel ranks", "ep": "expert-parallel groups", "dp_attention": "attention groups", "num_steps": "draft steps",
     "topk": "branches", "draft_tokens": "draft tokens", "kv_tokens": "KV cache, tokens", "chunk_tokens": "prefill chunk, tokens",
-    "overhead_ms": "overhead, ms", "prefix_rate": "share in the prefix cache", "max_running_requests": "running requests at most",
+    "overhead_ms": "overhead, ms", "chunk_us": "front end, us a chunk", "prefix_rate": "share in the prefix cache", "max_running_requests": "running requests at most",
     "eager": "without CUDA graph", "gpus": "GPUs", "rate": "requests a second", "input_tokens": "prompt tokens",
     "output_tokens": "output tokens", "ttft_ms": "TTFT target, ms", "tpot_ms": "TPOT target, ms", "link": "link", "overlap": "overlapped scheduling",
     "max_concurrency": "requests in flight at most", "request_rate": "requests a second", "seed": "seed", "dataset_name": "requests",

@@ -33,7 +33,8 @@ class Load:
     rate: requests a second; inf sends all at once. burstiness: Gamma shape of the gaps, 1 is Poisson. concurrency:
     requests in flight at most; without a rate each is sent when one ends. trace: a file with arrivals and lengths, played
     `speed` times as fast, its times spread over `spread` seconds. range_ratio: lengths are drawn from that share of the
-    tokens up to them. prefix_rate: share of each prompt in the prefix cache. accept_histogram: how often a cycle gained 1,
+    tokens up to them. prefix_rate: share of each prompt in the prefix cache. overhead_ms: from sending a request to the
+    scheduler's seeing it; chunk_us: what the front end takes to send a chunk. accept_histogram: how often a cycle gained 1,
     2, ... tokens. policy: a file with draft lengths by batch. ttft_ms, tpot_ms, e2e_ms: targets of goodput.
     """
 
@@ -49,6 +50,7 @@ class Load:
     range_ratio: float | None = None
     prefix_rate: float = 0.0
     overhead_ms: float = 0.0
+    chunk_us: float = 0.0
     accept_histogram: tuple[float, ...] | None = None
     policy: Path | None = None
     chunk_tokens: int | None = None
@@ -164,6 +166,7 @@ class Simulated(Shown):
                 "overlap": server.overlap,
                 "prefix_rate": server.prefix_rate,
                 "overhead_ms": load.overhead_ms,
+                "chunk_us": load.chunk_us,
             },
             **self.run.metrics.json(),
             "sources": sources_of(s),
@@ -199,6 +202,7 @@ def simulate(**options: Any) -> Simulated:
         overlap=False if load.no_overlap else None,
         prefix_rate=load.prefix_rate,
         overhead_s=load.overhead_ms / 1e3,
+        chunk_s=load.chunk_us / 1e6,
         histogram=load.accept_histogram,
         ranges=ranges,
     )

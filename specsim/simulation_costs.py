@@ -97,7 +97,8 @@ class Server:
     decodes, and prefills with the tokens left of its budget). chunk_tokens: rows of a prefill step at most. kv_tokens:
     tokens that the KV cache holds. overlap: the next step is decided while one runs, so it cannot know how that ends.
     prefix_rate: share of every prompt found in the prefix cache. overhead_s: from sending a request to the scheduler's
-    seeing it (network, tokeniser).
+    seeing it (network, tokeniser). chunk_s: what the front end (detokeniser, HTTP server: one process, beside the scheduler)
+    takes to send one chunk of one request, one after another.
     """
 
     costs: Costs
@@ -109,6 +110,7 @@ class Server:
     survival: tuple[float, ...] = ()
     prefix_rate: float = 0.0
     overhead_s: float = 0.0
+    chunk_s: float = 0.0
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
@@ -135,6 +137,8 @@ class Server:
             raise InputError(
                 f"{1e3 * self.overhead_s:g} ms", where="--overhead-ms", mend="give milliseconds, 0 or more"
             )
+        if not 0 <= self.chunk_s < 1:
+            raise InputError(f"{1e6 * self.chunk_s:g} us", where="--chunk-us", mend="give microseconds, 0 or more")
         if self.max_running >= len(self.costs.step):
             raise InputError(
                 f"has step times up to batch {len(self.costs.step) - 1}", where="server", mend="lower max_running"
@@ -161,6 +165,7 @@ def server_of(
     overlap: bool | None = None,
     prefix_rate: float = 0.0,
     overhead_s: float = 0.0,
+    chunk_s: float = 0.0,
     histogram: Iterable[float] | None = None,
     ranges: Ranges = (),
 ) -> Server:
@@ -191,6 +196,7 @@ def server_of(
         survival=survival,
         prefix_rate=prefix_rate,
         overhead_s=overhead_s,
+        chunk_s=chunk_s,
     )
 
 

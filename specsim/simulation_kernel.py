@@ -45,10 +45,10 @@ COLUMNS = 15
 
 # The scheduler's state between two calls.
 (HEAD, RELEASED, RUNNING, RETRACTED, PARTIAL, FREED_AT, FREED, UNUSED, FLIGHT, USED, SUM, GHOSTS, GHOST_CACHED,
- GHOST_HELD, NEXT_SERIAL, OLD, LAST_DECODE, STATES) = range(18)  # fmt: skip
+ GHOST_HELD, NEXT_SERIAL, OLD, LAST_DECODE, STALE, FULL, FRONT, STATES) = range(21)  # fmt: skip
 
 # What the server and its clients are.
-MIXED, MAX_RUNNING, CHUNK, KV, OVERLAP, ROWS, CLIENTS, OVERHEAD = range(8)
+MIXED, MAX_RUNNING, CHUNK, KV, OVERLAP, ROWS, CLIENTS, OVERHEAD, CHUNK_TIME = range(9)
 
 # Counters, as constants that numba can freeze.
 NOW, VISIBLE, BUSY, PREFILL_BUSY = (COUNTER[n] for n in ("now", "visible", "busy", "prefill_busy"))
@@ -109,6 +109,21 @@ def _free(now: int, s: Ints, p: Ints, freed: Ints) -> None:
     if p[CLIENTS]:
         freed[(s[FREED_AT] + s[FREED]) % len(freed)] = now
         s[FREED] += 1
+
+
+def _sweep(s: Ints) -> None:
+    """What finished gives up its place."""
+    if s[STALE] or s[RUNNING] + s[GHOSTS] == 0:
+        s[FULL] = 0
+    s[STALE] = 0
+
+
+def _hand_out(now: int, s: Ints, p: Ints) -> int:
+    """When the client has a chunk that a step ending `now` made."""
+    if p[CHUNK_TIME] == 0:
+        return now
+    s[FRONT] = max(s[FRONT], now) + p[CHUNK_TIME]
+    return s[FRONT]  # type: ignore[no-any-return]
 
 
 def _note_chunk(gap: int, gained: int, times: int, c: Ints, chunk_histogram: Ints, token_histogram: Ints) -> None:
@@ -229,6 +244,8 @@ def _make_room(
 
 
 next_arrival = _compile(_next_arrival)
+sweep = _compile(_sweep)
+hand_out = _compile(_hand_out)
 free = _compile(_free)
 note_chunk = _compile(_note_chunk)
 note_step = _compile(_note_step)
@@ -265,17 +282,17 @@ def _plan(
         decoding = s[RUNNING] + s[GHOSTS]
         budget -= decoding * rows_at[decoding]
         growth = s[RUNNING] * p[ROWS]
-    busy = s[RUNNING] + s[GHOSTS] + s[PARTIAL]
-    open_ = budget > 0
+    busy = s[RUNNING] + s[GHOSTS] + s[STALE] + s[PARTIAL]
+    open_ = budget > 0 and s[FULL] == 0
     if s[PARTIAL] and budget > 0:
         plan[0] = partial[0]
         take[0] = min(partial[0, NEED], budget)
         budget -= take[0]
         s[PARTIAL] = 0
         n = 1
-        open_ = take[0] == plan[0, NEED]
+        open_ = take[0] == plan[0, NEED] and s[FULL] == 0
     reserved = -1.0
-    while open_ and budget > 0 and busy < p[MAX_RUNNING]:
+    while open_ and budget > 0:
         again = s[RETRACTED] > 0
         if again:
             slot = retracted[s[RETRACTED] - 1]
@@ -286,6 +303,9 @@ def _plan(
             total = slot[2]
             rest = min(slot[3], CLIP)
         else:
+            break
+        if busy >= p[MAX_RUNNING]:
+            s[FULL] = not mixed
             break
         if mixed:
             if s[USED] + growth + total > p[KV]:
@@ -302,6 +322,7 @@ def _plan(
                 reserved += coming
             alone = s[RUNNING] == 0 and n == 0 and s[GHOSTS] == 0
             if not alone and s[USED] + reserved + (total + rest) > p[KV]:
+                s[FULL] = 1
                 break
             reserved += rest
         if again:
@@ -333,8 +354,8 @@ def _plan(
         busy += 1
         open_ = take[n] == plan[n, NEED]
         n += 1
-    if n == 0 and not mixed:
-        make_room(prefix_rate, s, p, ratio, running, left, x1, x2, partial, retracted, c)
+    if n == 0 and not mixed and make_room(prefix_rate, s, p, ratio, running, left, x1, x2, partial, retracted, c):
+        s[FULL] = 0
     return n
 
 
@@ -351,6 +372,7 @@ def _finish(slot: Ints, now: int, s: Ints, p: Ints, freed: Ints, c: Ints, done: 
         s[GHOST_HELD] += slot[HELD]
     else:
         s[USED] -= slot[HELD]
+        s[STALE] += p[MIXED] == 0 and slot[OUTPUT] > 1
     done[n, 0] = slot[REQUEST]
     done[n, 1] = slot[ARRIVAL] - p[OVERHEAD]
     done[n, 2] = slot[STARTED]
@@ -396,6 +418,7 @@ def _release(last: bool, pending: Ints, s: Ints, p: Ints, ratio: Floats, freed: 
         c[NOW] = max(c[NOW], next_arrival(pending[s[RELEASED], 1], s, p, freed))
         c[VISIBLE] = c[NOW]
         ratio[0] = INIT_RATIO
+        sweep(s)
 
 
 plan_prefill = _compile(_plan)
@@ -416,7 +439,7 @@ def _settled(pending: Ints, s: Ints, p: Ints, c: Ints) -> bool:
     """`_plan` would find nothing to prefill or to retract: a short cut for most steps."""
     if s[RUNNING] == 0 or s[PARTIAL] or s[USED] + s[RUNNING] * p[ROWS] > p[KV]:
         return False
-    if s[RUNNING] + s[GHOSTS] >= p[MAX_RUNNING]:
+    if s[FULL]:
         return True
     return not s[RETRACTED] and (s[HEAD] == s[RELEASED] or pending[s[HEAD], 1] > c[VISIBLE])
 
@@ -483,6 +506,7 @@ def _advance(
             )
         decodes = p[MIXED] != 0 or n == 0
         if n == 0 and s[RUNNING] == 0 and s[GHOSTS] == 0:
+            sweep(s)
             n = plan_prefill(
                 start,
                 prefix_rate,
@@ -503,6 +527,8 @@ def _advance(
                 timeline,
             )
             decodes = p[MIXED] != 0
+        if decodes:
+            sweep(s)
         rows = 0
         pairs = 0
         for i in range(n):
@@ -523,6 +549,8 @@ def _advance(
         c[NOW] = now
         c[VISIBLE] = start if p[OVERLAP] else now
         gone = s[GHOST_HELD]
+        if p[MIXED] == 0:
+            s[STALE] += s[GHOSTS]
         s[GHOSTS] = 0
         s[GHOST_CACHED] = 0
         s[GHOST_HELD] = 0
@@ -547,15 +575,17 @@ def _advance(
                 gained = min(gained, left[i])
                 left[i] -= gained
                 out += gained
+                seen = hand_out(now, s, p)
                 if i < s[OLD]:
                     gains[gained] += 1
                 else:
-                    note_chunk(now - running[i, LAST], gained, 1, c, chunk_histogram, token_histogram)
+                    note_chunk(seen - running[i, LAST], gained, 1, c, chunk_histogram, token_histogram)
+                    running[i, LAST] = seen
                 if left[i] == 0:
                     running[i, CACHED] = running[i, INPUT] + running[i, OUTPUT] - 1
                     running[i, HELD] = running[i, CACHED]
                     s[SUM] -= running[i, CACHED]
-                    finish(running[i], now, s, p, freed, c, done, finished)
+                    finish(running[i], seen, s, p, freed, c, done, finished)
                     finished += 1
                 else:
                     if kept != i:
@@ -565,7 +595,7 @@ def _advance(
             s[USED] += out
             s[SUM] += out
             s[RUNNING] = kept
-            s[OLD] = kept
+            s[OLD] = 0 if p[CHUNK_TIME] else kept  # chunks that come one after another have gaps of their own
             s[LAST_DECODE] = now
             c[DECODE_TOKENS] += out
             for gained in range(1, len(gains)):
@@ -581,15 +611,16 @@ def _advance(
                 s[PARTIAL] = 1
                 continue
             out += 1
+            seen = hand_out(now, s, p)
             if slot[GENERATED] == 0:
-                slot[FIRST] = now
+                slot[FIRST] = seen
             else:
                 c[DECODE_TOKENS] += 1
-                note_chunk(now - slot[LAST], 1, 1, c, chunk_histogram, token_histogram)
+                note_chunk(seen - slot[LAST], 1, 1, c, chunk_histogram, token_histogram)
             slot[GENERATED] += 1
-            slot[LAST] = now
+            slot[LAST] = seen
             if slot[GENERATED] == slot[OUTPUT]:
-                finish(slot, now, s, p, freed, c, done, finished)
+                finish(slot, seen, s, p, freed, c, done, finished)
                 finished += 1
             else:
                 at = s[RUNNING]
@@ -633,6 +664,7 @@ class Kernel:
                 costs.most_rows,
                 clients,
                 round(server.overhead_s * 1e12),
+                round(server.chunk_s * 1e12),
             ],
             dtype=np.int64,
         )

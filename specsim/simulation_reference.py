@@ -120,10 +120,14 @@ class Reference:
         self.freed: deque[int] = deque()
         self.unused = clients
         self.overhead = round(server.overhead_s * 1e12)
+        self.chunk = round(server.chunk_s * 1e12)
+        self.front = 0  # when the front end has handed out all chunks so far
         self.flight = 0
         self.fed = 0
         self.used = 0  # tokens of the KV cache
         self.ghosts = self.ghost_cached = self.ghost_held = 0
+        self.stale = 0  # finished requests that keep their places until the next decode step is decided (prefill-first)
+        self.full = False  # a request found no place: no more prefill before one that finished has given up its place
         self.serial = 0
         self.ratio = INIT_RATIO
         self.count = dict.fromkeys(COUNTERS, 0)
@@ -171,6 +175,7 @@ class Reference:
             assert time is not None  # nothing is in flight, so a client is free
             c["now"] = c["visible"] = max(c["now"], time)
             self.ratio = INIT_RATIO
+            self._sweep()
 
     def _next_arrival(self) -> int | None:
         """When the scheduler sees the next request, sent at its own time or when a client is free. None: none is yet."""
@@ -205,8 +210,11 @@ class Reference:
         plan = self._plan(c["visible"])
         decodes = self.server.policy == "mixed" or not plan
         if not plan and not self.running and not self.ghosts:  # nothing was known to run: decide again, knowing all
+            self._sweep()
             plan = self._plan(start)
             decodes = self.server.policy == "mixed"
+        if decodes:
+            self._sweep()
         rows = sum(take for _, take in plan)
         pairs = sum(take * (2 * slot.cached + take + 1) for slot, take in plan)  # twice the (row, token) pairs
         batch = len(self.running) + self.ghosts if decodes else 0
@@ -225,6 +233,8 @@ class Reference:
         now = c["now"] = start + took
         c["visible"] = start if self.server.overlap else now
         gone = self.ghost_held
+        if self.server.policy != "mixed":
+            self.stale += self.ghosts
         self.ghosts = self.ghost_cached = self.ghost_held = 0
         tokens = 0
         if batch:
@@ -239,11 +249,12 @@ class Reference:
                 self.used += gained
                 c["decode_tokens"] += gained
                 tokens += gained
-                self._chunk(now - slot.last, gained)
+                seen = self._hand_out(now)
+                self._chunk(seen - slot.last, gained)
                 slot.generated += gained
-                slot.last = now
+                slot.last = seen
                 if slot.generated == slot.output_tokens:
-                    self._finish(slot, now)
+                    self._finish(slot, seen)
                 else:
                     still.append(slot)
             self.running = still
@@ -256,15 +267,16 @@ class Reference:
             if slot is self.partial:
                 self.partial = None
             tokens += 1
+            seen = self._hand_out(now)
             if slot.generated == 0:
-                slot.first = now
+                slot.first = seen
             else:
                 c["decode_tokens"] += 1
-                self._chunk(now - slot.last, 1)
+                self._chunk(seen - slot.last, 1)
             slot.generated += 1
-            slot.last = now
+            slot.last = seen
             if slot.generated == slot.output_tokens:
-                self._finish(slot, now)
+                self._finish(slot, seen)
             else:
                 self.running.append(slot)
         self.used -= gone
@@ -287,6 +299,13 @@ class Reference:
             gained += 1
         return gained
 
+    def _hand_out(self, now: int) -> int:
+        """When the client has a chunk that a step ending `now` made: the front end sends one after another."""
+        if not self.chunk:
+            return now
+        self.front = max(self.front, now) + self.chunk
+        return self.front
+
     def _finish(self, slot: Slot, now: int) -> None:
         c = self.count
         c["completed"] += 1
@@ -302,6 +321,10 @@ class Reference:
             self.ghost_held += slot.held
         else:
             self.used -= slot.held
+            if (
+                self.server.policy != "mixed" and slot.output_tokens > 1
+            ):  # else its prefill was all, and it took no place
+                self.stale += 1
         self.done.append(
             (
                 slot.request,
@@ -334,13 +357,16 @@ class Reference:
             plan.append((self.partial, take))
             budget -= take
         reserved = -1.0
-        busy = len(self.running) + self.ghosts + (self.partial is not None)
-        while budget > 0 and busy < server.max_running and (not self.partial or self.partial.need <= plan[0][1]):
+        busy = len(self.running) + self.ghosts + self.stale + (self.partial is not None)
+        while budget > 0 and not self.full and (not self.partial or self.partial.need <= plan[0][1]):
             if self.retracted:
                 slot = self.retracted[-1]
             elif self.waiting and self.waiting[0].arrival <= visible:
                 slot = self.waiting[0]
             else:
+                break
+            if busy >= server.max_running:
+                self.full = not mixed
                 break
             total = slot.input_tokens + slot.generated
             if mixed:
@@ -353,6 +379,7 @@ class Reference:
                 rest = min(slot.output_tokens - slot.generated, CLIP)
                 alone = not self.running and not plan and not self.ghosts
                 if not alone and self.used + reserved + (total + rest) > server.kv_tokens:
+                    self.full = True
                     break
                 reserved += rest
             take = self._start(slot, total, budget)
@@ -362,9 +389,15 @@ class Reference:
             if take < slot.need:
                 self.partial = slot
                 break
-        if not plan and not mixed:
-            self._make_room()
+        if not plan and not mixed and self._make_room():
+            self.full = False
         return plan
+
+    def _sweep(self) -> None:
+        """What finished gives up its place (SGLang filters its running batch when it decides on a decode step)."""
+        if self.stale or not (self.running or self.ghosts):
+            self.full = False
+        self.stale = 0
 
     def _start(self, slot: Slot, total: int, budget: int) -> int:
         """Take a request off its queue and give it memory; returns the prompt tokens to prefill in this step."""

@@ -238,6 +238,7 @@ def runs(draw: st.DrawFn) -> tuple[Server, dict[str, Any], int | None]:
         survival=survival,
         prefix_rate=draw(st.sampled_from([0.0, 0.3])),
         overhead_s=draw(st.sampled_from([0.0, 0.004])),
+        chunk_s=draw(st.sampled_from([0.0, 0.0, 0.0003, 0.004])),
     )
     load = {
         "count": draw(st.integers(1, 80)),
@@ -374,11 +375,11 @@ def test_overlap_decides_a_step_ahead(policy: str) -> None:
 
 
 def test_full_memory_retracts_and_still_finishes() -> None:
-    """8 requests that grow to 120 tokens each share a cache of 500: some are prefilled again, none is lost."""
+    """8 requests that grow to up to 170 tokens each share a cache of 500: some are prefilled again, none is lost."""
     for policy in ("prefill-first", "mixed"):
         server = Server(Costs.fixed(0.01, batch=8), policy, 8, 512, 500, overlap=False)
-        run = simulate(server, synthetic(40, Lengths(20), Lengths(100)), concurrency=8)
-        assert run.metrics.completed == 40
+        run = simulate(server, synthetic(100, Lengths(20), Lengths(150, 0.1)), concurrency=8)
+        assert run.metrics.completed == 100
         assert run.metrics.counters["retractions"] > 0
         assert run.metrics.counters["peak_kv"] <= 500
         assert any("retractions" in w for w in run.warnings)
@@ -390,6 +391,35 @@ def test_overhead_delays_what_the_scheduler_sees() -> None:
     m = simulate(server, requests((1, 10, 1), (1, 10, 1)), concurrency=1).metrics
     assert m.rows is not None
     assert (m.rows[:, 1:5] // 10**9).tolist() == [[1000, 1005, 1007, 1007], [1007, 1012, 1014, 1014]]
+
+
+@pytest.mark.parametrize(("overlap", "first_ms"), [(False, 24), (True, 34)])
+def test_a_full_server_prefills_one_decode_step_after_a_place_falls_free(overlap: bool, first_ms: int) -> None:
+    """Two places, three requests, prefill 2 ms, steps of 10 ms; the first request ends with the step from 2 to 12 ms.
+
+    SGLang tries no prefill while its batch is marked full, and takes the mark away when it decides on a decode step without
+    what finished: the one from 12 ms, so the third prompt is prefilled from 22 to 24 ms. Under overlap the end is known
+    one step later.
+    """
+    server = Server(Costs.fixed(0.010, 0.002, batch=2), "prefill-first", 2, 512, 4096, overlap=overlap)
+    m = simulate(server, requests((0, 10, 2), (0, 10, 50), (0, 10, 50))).metrics
+    assert m.rows is not None
+    assert m.rows[m.rows[:, 0] == 2, 3].tolist() == [first_ms * 10**9]
+
+
+def test_the_front_end_sends_one_chunk_after_another() -> None:
+    """Four requests prefilled together in 2 ms, steps of 10 ms, 3 ms a chunk: the first tokens leave at 5, 8, 11, 14 ms; the
+    tokens of the step that ends at 12 ms wait for those, and leave at 17, 20, 23, 26. So four chunks need 12 ms, the step
+    makes them in 10, and the backlog grows by 2 ms a step; the scheduler knows nothing of it."""
+    server = Server(Costs.fixed(0.010, 0.002, batch=4), "prefill-first", 4, 512, 4096, chunk_s=0.003)
+    load = requests(*[(0, 10, 11)] * 4)
+    m, quick = (simulate(s, load).metrics for s in (server, replace(server, chunk_s=0.0)))
+    assert m.rows is not None
+    rows = m.rows[m.rows[:, 0].argsort()]
+    assert (rows[:, 3] // 10**9).tolist() == [5, 8, 11, 14]
+    assert (rows[:, 4] // 10**9).tolist() == [5 + 120, 8 + 120, 11 + 120, 14 + 120]
+    assert m.counters["decode_steps"] == quick.counters["decode_steps"]
+    assert m.itl_chunk.median == pytest.approx(12.0, rel=1e-3)  # type: ignore[union-attr]
 
 
 def test_without_numba_the_results_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

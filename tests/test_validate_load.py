@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from specsim import validation as validate
 from specsim.cli import group
 from specsim.errors import InputError, WorkError
 from specsim.live import Client, ServerError, identify
-from specsim.load import Load, _run, arrivals
+from specsim.load import Load, _pace, _run, arrivals
 from specsim.measure import Plan
 from specsim.records import LoadRun, Record
 from specsim.setups import load_setups, make_setup, server_flags
@@ -130,6 +131,21 @@ def test_vllm_streams_are_read_by_the_same_call(tmp_path: Path) -> None:
     run = measured(tmp_path, load, engine="vllm", step_ms=50.0).loads[0]
     assert run.results["median_tpot_ms"] == disturbed(50)
     assert run.overhead_ms is None
+
+
+def test_the_pace_within_a_step_is_the_front_end_s() -> None:
+    """96 requests, a step every 20 ms, whose chunks reach the client 100 us apart: 9.6 ms, then nothing. Of 40 requests at
+    most 40 chunks of a step make a stretch of 32 only now and then: that tells nothing."""
+
+    def streams(count: int) -> list[Stream]:
+        steps = 0.02 * np.arange(50)
+        return [Stream(0.0, 0.0, array("d", steps + 1e-4 * i), array("q", range(1, 51))) for i in range(count)]
+
+    pace = _pace(streams(96))
+    assert pace is not None
+    assert pace.value == pytest.approx(100, abs=0.01)
+    assert _pace(streams(40)) is None
+    assert _pace([]) is None
 
 
 def test_a_late_client_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

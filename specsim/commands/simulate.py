@@ -40,6 +40,9 @@ REQUESTS, INPUT, OUTPUT = 1000, 1024, 256  # as specsim.simulated has them
 @click.option(
     "--overhead-ms", type=float, default=0.0, help="From sending a request to the scheduler's seeing it; default 0."
 )
+@click.option(
+    "--chunk-us", type=float, default=0.0, help="What the front end takes to send a chunk to its client; default 0."
+)
 @click.option("--accept-histogram", type=Rates(), help="How often a cycle gained 1, 2, ... tokens, as recorded.")
 @click.option(
     "--policy", type=FILE, metavar="FILE", help="Draft lengths by batch, as specsim plan --policy wrote them."
