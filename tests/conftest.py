@@ -10,11 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 CHROMIUM = "/usr/bin/chromium"  # Debian's; elsewhere the one of `playwright install chromium`
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+# No deadline for an example: on a busy machine it says nothing. The rest is hypothesis's own, which under CI=1 is derandomised.
+settings.register_profile("specsim", settings.default, deadline=None)
+settings.load_profile("specsim")
 LOCAL = ("file:", "data:", "blob:", "about:", "http://127.0.0.1", "http://localhost")
 
 

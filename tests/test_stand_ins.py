@@ -12,7 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specsim.engines import load_engine
-from specsim.machine import STAND_IN_BANDWIDTH, STAND_IN_FIXED, STAND_INS, build, stand_in
+from specsim.machine import (
+    PUBLISHED_BANDWIDTH,
+    PUBLISHED_FIXED,
+    STAND_IN_BANDWIDTH,
+    STAND_IN_FIXED,
+    STAND_INS,
+    build,
+    stand_in,
+)
 from specsim.models import Format
 from specsim.prediction import predict
 from specsim.profiles import OperatorRate, list_profiles, load_profile
@@ -35,6 +43,29 @@ def test_the_spread_is_that_of_the_shipped_profiles() -> None:
     assert len(fixed) > 20
     assert sqrt(np.mean(np.square(list(fixed.values())))) == pytest.approx(STAND_IN_FIXED, abs=0.06)
     assert sqrt(np.mean(np.square(list(bandwidth.values())))) == pytest.approx(STAND_IN_BANDWIDTH, abs=0.06)
+
+
+def test_published_classes_are_as_uncertain_as_they_were_wrong() -> None:
+    """Root mean square of ln(published / measured) over the classes that both profiles of one H200 have; the published
+    classes of a machine spread by that and their own tables' residuals, measured ones by what they state."""
+    ours, tables = load_profile("1x-h200"), load_profile("1x-h200-published")
+    both = [n for n, r in tables.operators.items() if r.source.kind == "published"
+            and ours.operators[n].source.kind in ("measured", "fitted")]  # fmt: skip
+    assert len(both) >= 7
+    off = [(log(tables.operators[n].fixed_us / ours.operators[n].fixed_us),
+            log(tables.operators[n].bandwidth_gb_s / ours.operators[n].bandwidth_gb_s)) for n in both]  # fmt: skip
+    fixed, bandwidth = np.sqrt(np.mean(np.square(off), axis=0))
+    assert (fixed, bandwidth) == (
+        pytest.approx(PUBLISHED_FIXED, abs=0.03),
+        pytest.approx(PUBLISHED_BANDWIDTH, abs=0.02),
+    )
+    for box in (ours, tables):
+        machine = build(box, load_engine("sglang"), samples=20_000)
+        own = box.operators["moe_int4"].relative_uncertainty
+        more = (PUBLISHED_FIXED, PUBLISHED_BANDWIDTH) if box is tables else (0.0, 0.0)
+        rate = machine.rate("moe_int4")
+        assert np.log(rate.fixed_s[1:]).std() == pytest.approx(np.hypot(own, more[0]), rel=0.03)
+        assert np.log(rate.bytes_per_s[1:]).std() == pytest.approx(np.hypot(own, more[1]), rel=0.03)
 
 
 @given(st.sets(st.sampled_from(["moe_bf16", "moe_fp8", "attention_mla", "tiny", "norm"])))
