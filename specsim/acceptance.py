@@ -103,15 +103,17 @@ def _invert_chain(length: Array, steps: int) -> Array:
     target = length[inside]
     a = np.minimum(np.minimum(target - 1.0, 1.0), (target / (steps + 1.0)) ** (2.0 / steps))
     for _ in range(100):
-        value, slope = np.ones_like(a), np.zeros_like(a)
-        for _ in range(steps):  # Horner
-            slope = slope * a + value
-            value = value * a + 1.0
+        value, slope = a + 1.0, np.ones_like(a)
+        for _ in range(steps - 1):  # Horner
+            slope *= a
+            slope += value
+            value *= a
+            value += 1.0
         change = (value - target) / slope
-        a = np.clip(a - change, 0.0, 1.0)
-        if np.abs(change).max() < 1e-14:
+        a -= change
+        if np.abs(change).max() < 1e-9:  # what is left goes with its square
             break
-    rate[inside] = a
+    rate[inside] = np.clip(a, 0.0, 1.0)
     return rate
 
 
@@ -571,7 +573,7 @@ def _profiles() -> dict[str, AcceptanceProfile]:
 def _rates(value: ArrayLike, option: str) -> Array:
     """`value` as an array of rates. Raises InputError, naming `option`, outside [0, 1] or for nan."""
     try:
-        rates = np.asarray(value, float)
+        rates: Array = np.asarray(value, float)[()]
     except (TypeError, ValueError):
         raise InputError(f"{value!r} is not a number", where=option, mend="give fractions between 0 and 1") from None
     inside = (rates >= 0.0) & (rates <= 1.0)  # false for nan
@@ -584,8 +586,10 @@ def _rates(value: ArrayLike, option: str) -> Array:
 
 def _counts(value: ArrayLike, option: str, least: int) -> Array:
     """`value` as an array of whole numbers of at least `least`."""
+    if type(value) is int and least <= value < 2**20:
+        return np.asarray(float(value))
     try:
-        counts = np.asarray(value, float)
+        counts: Array = np.asarray(value, float)[()]
     except (TypeError, ValueError):
         raise InputError(f"{value!r} is not a number", where=option, mend="give a whole number") from None
     right = (counts >= least) & (counts < 2**20) & (counts == np.floor(counts))

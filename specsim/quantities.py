@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,30 +29,55 @@ class Quantity:
     @classmethod
     def each(cls, samples: Sequence[NDArray[np.float64]]) -> list[Quantity]:
         """As `of`, many at once: arrays of one number of samples, or of a value alone."""
-        flat = np.stack(np.broadcast_arrays(*(np.asarray(x, dtype=float).reshape(-1) for x in samples)))
+        flat = np.empty((len(samples), max(map(np.size, samples))))
+        for row, values in zip(flat, samples, strict=True):
+            row[:] = np.reshape(values, -1)
         if flat.shape[1] == 1:
             return [cls(value, value, value) for value in flat[:, 0].tolist()]
-        quantile = np.nanquantile if np.isnan(flat).any() else np.quantile  # the first takes ten times as long
-        low, high = quantile(flat[:, 1:], (LOW, HIGH), axis=1)
         values = flat[:, 0]
-        return [
-            cls(*x)
-            for x in zip(values.tolist(), np.fmin(low, values).tolist(), np.fmax(high, values).tolist(), strict=True)
-        ]
+        low, high = quantiles(flat[:, 1:], (LOW, HIGH))
+        bounds = (values, np.fmin(low, values), np.fmax(high, values))
+        return [cls(*x) for x in zip(*(bound.tolist() for bound in bounds), strict=True)]
 
     def json(self) -> dict[str, float]:
         """{"value", "low", "high"}, at six significant digits: more would be noise."""
-        return {key: float(f"{getattr(self, key):.6g}") for key in ("value", "low", "high")}
+        return {"value": six(self.value), "low": six(self.low), "high": six(self.high)}
+
+    @cached_property
+    def _places(self) -> int:
+        return decimals((self.high - self.low) / 2)
 
     def __str__(self) -> str:
-        places = decimals((self.high - self.low) / 2)
-        return f"{self.value:,.{places}f}"
+        return f"{self.value:,.{self._places}f}"
 
     @property
     def interval(self) -> str:
         """The interval as people read it, at the digits of the value."""
-        places = decimals((self.high - self.low) / 2)
-        return f"{self.low:,.{places}f} to {self.high:,.{places}f}"
+        return f"{self.low:,.{self._places}f} to {self.high:,.{self._places}f}"
+
+
+def six(x: float) -> float:
+    """At six significant digits."""
+    return float(f"{x:.6g}")
+
+
+def quantiles(rows: NDArray[np.float64], shares: Sequence[float]) -> list[NDArray[np.float64]]:
+    """The quantiles of each row (row, sample) at some shares, nan left out: what np.nanquantile gives, to the last digit.
+
+    Whole rows are sorted in less time than it takes to part them four times, and nan comes last.
+    """
+    ordered = np.sort(rows, axis=1)
+    every, last = np.arange(len(rows)), np.full(len(rows), rows.shape[1] - 1)
+    if np.isnan(ordered[:, -1]).any():
+        last = np.maximum(last - np.isnan(ordered).sum(axis=1), 0)
+    found = []
+    for share in shares:
+        place = share * last
+        below = place.astype(np.intp)
+        part = place - below
+        a, b = ordered[every, below], ordered[every, np.minimum(below + 1, last)]
+        found.append(np.where(part < 0.5, a + (b - a) * part, b - (b - a) * (1.0 - part)))
+    return found
 
 
 def decimals(error: float) -> int:

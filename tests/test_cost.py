@@ -16,7 +16,7 @@ from specsim.forward import Network, Parallel, build, cost, slice_of, weight_byt
 from specsim.machine import build as build_machine
 from specsim.models import Projection
 from specsim.ops import DistinctExperts, Load, gemm, merge
-from specsim.quantities import Quantity, decimals
+from specsim.quantities import Quantity, decimals, quantiles
 
 QUIET = replace(quiet(), kernels={})
 NO_NETWORK = Network(1, "none", {})
@@ -191,6 +191,14 @@ def test_reduced_vocabulary_makes_drafting_cheaper() -> None:
     small, large = (evaluate(scenario(target, eagle(target, v), engine=QUIET), machine) for v in (8000, 32000))
     assert small.cycle_s < large.cycle_s
     assert float(small.verify.total) == float(large.verify.total)  # type: ignore[union-attr]
+
+
+@given(st.integers(1, 40), st.integers(0, 3), st.integers(0, 2**31))
+def test_quantiles_are_those_of_numpy_to_the_last_digit(n: int, unknown: int, seed: int) -> None:
+    rows = np.random.default_rng(seed).standard_normal((3, n))
+    rows[:, 1 : 1 + unknown] = np.nan  # what no rate reaches
+    rows[2] = np.sort(rows[2])
+    assert np.array_equal(quantiles(rows, (0.1, 0.5, 0.9)), np.nanquantile(rows, (0.1, 0.5, 0.9), axis=1))
 
 
 @given(st.floats(0.001, 1e6), st.floats(0, 1e6), st.floats(0, 1e6))
