@@ -68,7 +68,7 @@ class Chart:
 
 def table_of(rows: Iterable[Row], columns: Mapping[str, str]) -> Table:
     """A table of rows: `columns` maps a key to its heading."""
-    return Table(tuple(columns.values()), tuple(tuple(row.get(key) for key in columns) for row in rows))
+    return Table(tuple(columns.values()), tuple(tuple(map(row.get, columns)) for row in rows))
 
 
 def spec_of(rows: Sequence[Row], about: str, layers: Sequence[Spec], *, height: Any = 280, **more: Any) -> Spec:

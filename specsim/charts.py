@@ -33,6 +33,9 @@ KINDS: dict[str, Callable[[Mapping[str, Any]], list[Chart]]] = {
 }
 
 
+_NUMBERS = frozenset({float, int, bool, type(None)})  # most of a document: nothing in them to clean
+
+
 def charts_for(document: Mapping[str, Any]) -> list[Chart]:
     """The charts of a document, the most telling first. Raises InputError for a schema that has none."""
     schema = document.get("schema") if isinstance(document, Mapping) else None
@@ -46,7 +49,7 @@ def _clean(value: Any) -> Any:
     if isinstance(value, str):
         return value if value.isprintable() else re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]", " ", value)
     if isinstance(value, list):
-        return [_clean(each) for each in value]
-    if value is None or isinstance(value, (int, float)):
-        return value
-    return {key: _clean(each) for key, each in value.items()} if isinstance(value, Mapping) else value
+        return [each if type(each) in _NUMBERS else _clean(each) for each in value]
+    if isinstance(value, (dict, Mapping)):
+        return {key: each if type(each) in _NUMBERS else _clean(each) for key, each in value.items()}
+    return value

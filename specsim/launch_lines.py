@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,12 @@ MADE = {
 
 def checkpoint(name: str) -> str:
     """The Hugging Face id of a preset, else the name itself."""
-    return next((p.hf_id for p in list_presets() if p.name == name and p.hf_id), name)
+    return _ids().get(name, name)
+
+
+@cache
+def _ids() -> dict[str, str]:
+    return {p.name: p.hf_id for p in list_presets() if p.hf_id}
 
 
 def _kept(s: Scenario, engine: str) -> list[str]:

@@ -164,14 +164,14 @@ class Planner:
 
     def answer(self, request: Any) -> bytes:
         """All that the page shows of a request, as JSON. Raises InputError, with the text of the command line."""
-        return self._answer(json.dumps(_checked(request), sort_keys=True))
+        return self._answer(_canonical(_checked(request)))
 
     def around(self, request: Any) -> bytes:
         """The chart of draft lengths over batches and contexts, as JSON: the best at the request's acceptance, or what
         breaks even without one. Raises InputError."""
         request = _checked(request)
         options = {name: value for name, value in request["options"].items() if name not in ("batch", "context")}
-        return self._around(json.dumps({**request, "options": options}, sort_keys=True))
+        return self._around(_canonical({**request, "options": options}))
 
     def document(self, request: Any) -> str:
         """What `predict --json` prints, to the byte."""
@@ -183,30 +183,32 @@ class Planner:
 
     def predict(self, request: Any) -> Prediction:
         """The prediction of a request. Raises InputError."""
-        request = _checked(request)
+        return self._predict(_checked(request))
+
+    def _predict(self, request: dict[str, Any]) -> Prediction:
         scenario, _ = self._scenario(request["options"], request["files"])
         engine = scenario.engine
         box = request["files"].get("hardware") or scenario.profile.name
         return predict(scenario, machine=self._machine(box, engine))
 
     def _make_answer(self, canonical: str) -> bytes:
-        p = self.predict(json.loads(canonical))
-        document = p.json()
+        p = self._predict(json.loads(canonical))
+        document = p.json(sources=False)
         lines = {"sglang": sglang_line(p.scenario), "vllm": vllm_line(p.scenario)}
         config = vllm_config(p.scenario)
         shown = {
-            "headline": text.headline(p),
-            "verdict": text.verdict(p),
+            "headline": document["title"],
+            "verdict": document["verdict"],
             "mood": mood(p),
             "figures": figures(p),
             "rows": text.sourced_rows(p),
-            "charts": [chart.json() for chart in charts_for({**document, "sources": []})],
+            "charts": [chart.json() for chart in charts_for(document)],
             **{key: document[key] for key in ("scenario", "accept_rate", "accept_length", "warnings")},
             "command": self.command + str(document["command"]).removeprefix(PREDICT),
             "launch": {**lines, "vllm_config": None if config is None else json.dumps(config)},
             "gpus": p.scenario.profile.gpus,
         }
-        return json.dumps(shown, separators=(",", ":"), allow_nan=False).encode()
+        return _json(shown)
 
     def _make_around(self, canonical: str) -> bytes:
         request = json.loads(canonical)
@@ -224,7 +226,7 @@ class Planner:
             )
             charts = charts_for(run(spec).json())
         shown = [chart.json() for chart in charts if chart.key in ("best", "breakeven")][:1]
-        return json.dumps({"charts": shown}, separators=(",", ":"), allow_nan=False).encode()
+        return _json({"charts": shown})
 
     def _scenario(self, options: dict[str, Any], files: dict[str, str]) -> tuple[Scenario, dict[str, Any]]:
         """The scenario, and the arguments of `build` that made it."""
@@ -253,6 +255,11 @@ class Planner:
         found = kept.read if kept else load_shipped(box)
         assert isinstance(found, Profile)
         return build_machine(found, engine, samples=SAMPLES)
+
+
+def _json(shown: dict[str, Any]) -> bytes:
+    """As the page takes it; nothing in it holds itself, which need not be looked for."""
+    return json.dumps(shown, separators=(",", ":"), allow_nan=False, check_circular=False).encode()
 
 
 def _about(read: Model | Profile) -> str:
@@ -294,6 +301,10 @@ def _checked(request: Any) -> dict[str, Any]:
     if isinstance(options.get("eager"), str):
         options = {**options, "eager": [options["eager"]]}
     return {"options": options, "files": files}
+
+
+def _canonical(request: dict[str, Any]) -> str:
+    return json.dumps(request, sort_keys=True, check_circular=False)
 
 
 def _read(given: list[tuple[str, Any]]) -> dict[str, Any]:
