@@ -95,8 +95,8 @@ def _presets() -> tuple[Preset, ...]:
 
 def public_drafts(target_name: str) -> tuple[str, ...]:
     """The presets that draft for a target preset, the usual one first; none for what is no preset."""
-    path = _preset_path(target_name)
-    return _drafts(path.stem) if path else ()
+    stem = _preset_stem(target_name)
+    return _drafts(stem) if stem else ()
 
 
 @functools.cache
@@ -138,11 +138,11 @@ def load_preset(name: str) -> Model:
 
     Raises InputError, with the nearest name.
     """
-    path = _preset_path(name)
-    if path is None:
+    stem = _preset_stem(name)
+    if stem is None:
         names = tuple(p.name for p in _presets())
         raise InputError(f"no model {name[:80]!r} ships with specsim", mend=did_you_mean(name[:80], names))
-    return _preset(path.stem)
+    return _preset(stem)
 
 
 @functools.cache
@@ -165,9 +165,9 @@ def _locate(given: str | os.PathLike[str]) -> Path:
             return path
     except (OSError, ValueError):  # too long a name, a null byte
         raise InputError("is no path", where=repr(name_or_path[:60]), mend="give a preset's name or a path") from None
-    preset = _preset_path(name_or_path)
+    preset = _preset_stem(name_or_path)
     if preset is not None:
-        return preset
+        return PRESETS / f"{preset}.json"
     if path.suffix == ".json":
         raise InputError("no such file", where=name_or_path, mend="check the path")
     if name_or_path.startswith(("/", "./", "../", "~")):
@@ -182,11 +182,10 @@ def _locate(given: str | os.PathLike[str]) -> Path:
     )
 
 
-def _preset_path(name: str) -> Path | None:
+def _preset_stem(name: str) -> str | None:
     """The preset of that name, else the one with that Hugging Face id (with or without its owner), in any case."""
     wanted = name.lower()
-    stem = _preset_names().get(wanted) or _preset_ids().get(wanted)
-    return PRESETS / f"{stem}.json" if stem else None
+    return _preset_names().get(wanted) or _preset_ids().get(wanted)
 
 
 @functools.cache
@@ -298,6 +297,7 @@ def model_from_config(
     )
 
 
+@functools.lru_cache(maxsize=64)
 def mtp_draft(model: Model) -> Model:
     """The drafter built into a target: one next-token-prediction module, which shares embedding and head with it.
 

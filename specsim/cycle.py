@@ -15,10 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.forward import Cost, Pass, build, cost
-from specsim.machine import Machine, lift
+from specsim.machine import ZERO, Machine, lift
 from specsim.models import DraftShape, Model
 from specsim.ops import Load
-from specsim.routing import UNIFORM, with_overlap
 
 if TYPE_CHECKING:
     from specsim.scenarios import Scenario
@@ -36,6 +35,12 @@ class Cycle:
     verify: Cost | None = None
     extend: Cost | None = None
     cycle_host: Array | None = None
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Operator classes that the phases priced."""
+        phases = (self.decode, self.verify, self.draft, self.extend)
+        return tuple(dict.fromkeys(name for c in phases if c is not None for name in c.classes))
 
     @cached_property
     def decode_s(self) -> Array:
@@ -58,32 +63,27 @@ def evaluate(scenario: Scenario, machine: Machine) -> Cycle:
     scheduling); what is left, and the gap that remains in any case, is host time.
     """
     s = scenario
-    ndim = np.broadcast(s.batch, s.context, s.draft_tokens).ndim
+    ndim = s.ndim
     term = {name: lift(value, ndim) for name, value in machine.terms.items()}
     decode = target_pass(s, machine, np.ones(()), "decode")
-    decode_host = np.maximum(term["decode_host"], term["decode_cpu"] - _graph_time(s, decode=decode))
+    decode_host = np.maximum(term["decode_host"], term["decode_cpu"] - _graph_time(s, decode))
     if s.method == "none":
         return Cycle(decode, decode_host)
     verify = target_pass(s, machine, s.draft_tokens, "verify")
-    draft, extend = draft_passes(s, machine, _graph_time(s, verify=verify))
+    draft, extend = draft_passes(s, machine, _graph_time(s, verify))
     cpu = term["cycle_cpu"] + (term["rank_cpu"] if s.parallel.tp > 1 else 0.0)
     cpu = cpu + (term["tree_cpu"] if s.topk > 1 else 0.0)
-    cycle_host = np.maximum(term["cycle_host"], cpu - _graph_time(s, draft=draft, verify=verify))
+    cycle_host = np.maximum(term["cycle_host"], cpu - _graph_time(s, draft, verify))
     if s.method == "ngram":  # the match needs the tokens of the cycle before, and the verify needs the match
         cycle_host = cycle_host + term["ngram_host"] + term["ngram_sequence"] * s.batch
     return Cycle(decode, decode_host, draft, verify, extend, cycle_host)
 
 
-def _graph_time(s: Scenario, **phases: Cost | None) -> Array:
+def _graph_time(s: Scenario, *phases: Cost | None) -> Array:
     """Seconds of the phases that run in graphs, during which an overlapped scheduler has the host to itself."""
-    seconds: Array = np.zeros(())
     if s.options.get("disable_overlap"):
-        return seconds
-    for phase, c in phases.items():
-        if c is not None and s.graph_phases.get(phase, True):
-            _, above = _padded(s, s.batch, phase)
-            seconds = seconds + np.where(above, 0.0, c.total)
-    return seconds
+        return ZERO
+    return sum((c.graph * c.total for c in phases if c is not None), ZERO)
 
 
 def target_pass(s: Scenario, machine: Machine, tokens: Array, phase: str) -> Cost:
@@ -107,8 +107,7 @@ def draft_passes(s: Scenario, machine: Machine, ahead: Array | float = 0.0) -> t
     every_step = shape.kind in ("eagle", "mtp")  # EAGLE-3 joins the target's hidden states only in the extend
     step = _pass(s, s.draft, machine, np.asarray(float(s.topk)), "draft", fc=every_step)
     each = machine.terms["draft_step"] + (machine.terms["tree_step"] if s.topk > 1 else 0.0)
-    each = lift(np.asarray(each), np.broadcast(s.batch, s.context, s.draft_tokens).ndim)
-    step = replace(step, seconds={**step.seconds, "small_kernels": step.seconds["small_kernels"] + each})
+    step = replace(step, seconds={**step.seconds, "small_kernels": step.seconds["small_kernels"] + lift(each, s.ndim)})
     extend = _pass(s, s.draft, machine, s.draft_tokens, "extend", fc=True, ahead=ahead)
     return scaled(step, np.maximum(s.num_steps - 1.0, 0.0)), extend
 
@@ -117,7 +116,8 @@ def scaled(c: Cost, n: Array) -> Cost:
     """n passes of equal cost."""
     seconds = {k: v * n for k, v in c.seconds.items()}
     top = float(np.max(n, initial=0.0))
-    return Cost(seconds, {k: v * top for k, v in c.calls.items()}, {k: v * n for k, v in c.bytes.items()}, c.source)
+    calls, moved = {k: v * top for k, v in c.calls.items()}, {k: v * n for k, v in c.bytes.items()}
+    return replace(c, seconds=seconds, calls=calls, bytes=moved)
 
 
 def _pass(
@@ -131,7 +131,7 @@ def _pass(
     ahead: Array | float = 0.0,
 ) -> Cost:
     """One pass of `model` over `tokens` rows a sequence: in a graph for the batches that have one, eagerly for others."""
-    routing = with_overlap(UNIFORM, machine.experts_overlap) if s.routing is None else s.routing
+    routing = s.routing or machine.routing
     share = np.ceil(s.batch / s.parallel.dp) * s.parallel.dp if s.parallel.dp > 1 else s.batch
 
     def run(graph: bool, padded: Array | None) -> Cost:
@@ -144,10 +144,10 @@ def _pass(
     if not s.graph_phases.get(phase, True):
         return run(False, None)
     padded, above = _padded(s, share, phase)
-    if np.all(above):
+    if above.all():
         return run(False, None)
     graph = run(True, padded)
-    return _chosen(above, run(False, None), graph) if np.any(above) else graph
+    return _chosen(above, run(False, None), graph) if above.any() else graph
 
 
 def _padded(s: Scenario, share: Array, phase: str) -> tuple[Array, NDArray[np.bool_]]:
@@ -156,9 +156,9 @@ def _padded(s: Scenario, share: Array, phase: str) -> tuple[Array, NDArray[np.bo
     Captured sizes depend on the rows a sequence has in the pass where an engine captures numbers of tokens (vLLM).
     """
     rows = s.draft_tokens.reshape(-1) if s.draft_tokens.size == 1 else np.unique(s.draft_tokens)
-    sizes = {int(r): s.captured(phase, int(r)) for r in rows}
-    if len(set(sizes.values())) == 1:
-        captured = sizes[int(rows[0])]
+    sizes = {r: s.captured(phase, r) for r in map(int, rows.tolist())}
+    captured, *others = set(sizes.values())
+    if not others:
         return s.engine.padded_batch(share, captured).astype(np.float64), np.asarray(share > max(captured, default=0))
     shape = np.broadcast_shapes(share.shape, s.draft_tokens.shape)
     padded, above = np.empty(shape), np.empty(shape, dtype=bool)
@@ -179,4 +179,6 @@ def _chosen(where: NDArray[np.bool_], a: Cost, b: Cost) -> Cost:
         {k: max(a.calls.get(k, 0.0), b.calls.get(k, 0.0)) for k in keys},
         {k: np.where(where, a.bytes.get(k, zero), b.bytes.get(k, zero)) for k in keys},
         {**a.source, **b.source},
+        tuple(dict.fromkeys([*a.classes, *b.classes])),
+        np.where(where, a.graph, b.graph),
     )

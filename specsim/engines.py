@@ -24,6 +24,10 @@ from specsim.names import ENGINES, PHASES
 METHODS = ("eagle3", "eagle", "mtp", "draft-model", "ngram", "none")
 NO_LIMIT = 2**62  # bytes
 MOST_CAPTURED = 2**17  # sequences or tokens of the largest graph: more than any batch has
+ALLREDUCE_OPTIONS = (  # what decides which implementation serves an all-reduce, beside the environment
+    "disable_custom_all_reduce", "p2p", "nodes", "compute_capability", "flashinfer_allreduce_fusion", "architecture",
+    "dp_attention", "moe_a2a_backend", "row_bytes",
+)  # fmt: skip
 OLDER_CUSTOM = ("custom-v1", "custom")  # the kernel of vLLM and of older SGLang, and what stands in for it
 
 
@@ -143,9 +147,10 @@ class Engine:
         wanted = np.asarray(batch, dtype=np.int64)
         if not len(captured):
             return np.array(wanted)
-        sizes = np.sort(np.asarray(captured, dtype=np.int64))
-        place = np.searchsorted(sizes, wanted)
-        padded: NDArray[np.int64] = np.where(place < len(sizes), sizes[np.minimum(place, len(sizes) - 1)], wanted)
+        sizes = _ascending(tuple(captured))
+        padded: NDArray[np.int64] = np.where(
+            wanted <= sizes[-1], sizes.take(sizes.searchsorted(wanted), mode="clip"), wanted
+        )
         return padded
 
     def tree_block(self, backend: str) -> int:
@@ -201,14 +206,19 @@ class Engine:
     ) -> tuple[tuple[str, int], ...]:
         """Implementations in the order that the engine tries them, each with the largest message in bytes it takes.
 
-        Used: the first whose limit the message does not exceed; the last has none. `options`, all optional:
-        disable_custom_all_reduce, p2p (two PCIe GPUs reach each other), nodes, compute_capability ("9.0"),
-        flashinfer_allreduce_fusion (None: the engine decides by architecture), architecture (of the target, as its
-        config.json names it), dp_attention, moe_a2a_backend, row_bytes (of one row, for limits in rows), and env
-        (environment variables by name).
+        Used: the first whose limit the message does not exceed; the last has none. `options`, all optional, are
+        `ALLREDUCE_OPTIONS` and env (environment variables by name). p2p: two PCIe GPUs reach each other;
+        compute_capability: as "9.0"; flashinfer_allreduce_fusion: None where the engine decides by architecture, which is
+        that of the target as its config.json names it; row_bytes: of one row, for limits in rows.
         """
         options = options or {}
         env: Mapping[str, str] = options.get("env") or {}
+        asked = tuple((name, options[name]) for name in ALLREDUCE_OPTIONS if name in options)
+        return _limits(self, ranks, link, graph, asked, tuple(env.items()))
+
+    def _allreduce_limits(
+        self, ranks: int, link: str, graph: bool, options: Mapping[str, Any], env: Mapping[str, str]
+    ) -> tuple[tuple[str, int], ...]:
         capability = str(options.get("compute_capability") or "")
         one_node = int(options.get("nodes") or 1) == 1
         found: list[tuple[str, int]] = []
@@ -297,9 +307,26 @@ class Engine:
         return found
 
 
+@lru_cache(maxsize=256)
+def _limits(
+    engine: Engine,
+    ranks: int,
+    link: str,
+    graph: bool,
+    asked: tuple[tuple[str, Any], ...],
+    env: tuple[tuple[str, str], ...],
+) -> tuple[tuple[str, int], ...]:
+    return engine._allreduce_limits(ranks, link, graph, dict(asked), dict(env))
+
+
 @lru_cache(maxsize=64)
 def _captured(engine: Engine, *settings: Any) -> tuple[int, ...]:
     return engine._captured_batches(*settings)
+
+
+@lru_cache(maxsize=64)
+def _ascending(sizes: tuple[int, ...]) -> NDArray[np.int64]:
+    return np.sort(np.asarray(sizes, dtype=np.int64))
 
 
 def _expand(steps: Sequence[Sequence[int | None]], largest: int) -> set[int]:

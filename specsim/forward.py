@@ -6,7 +6,7 @@ Decode, verify, draft step, draft extend and prefill are all this pass with othe
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.engines import Engine
-from specsim.machine import Machine, lift, total
+from specsim.machine import ZERO, Machine, lift, total
 from specsim.models import Attention, Experts, Layer, Model, Projection
 from specsim.ops import (
     BATCH,
@@ -56,23 +56,32 @@ class Pass:
     operators: tuple[Operator, ...]
     layers: int
 
-    @property
+    @cached_property
     def kernels(self) -> float:
         return sum(o.kernels for o in self.operators)
+
+    @cached_property
+    def classes(self) -> tuple[str, ...]:
+        """Operator classes that are priced, all-reduces apart."""
+        priced = [name for o in self.operators if o.message is None for name in (o.rate, o.behind) if name]
+        return tuple(dict.fromkeys(priced))
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds of a pass by component, with calls, bytes and the source of the price; shapes broadcast."""
+    """Seconds of a pass by component, with calls, bytes and the source of the price; shapes broadcast. classes: operator
+    classes that it priced; graph: where it ran in a graph."""
 
     seconds: Mapping[str, Array]
     calls: Mapping[str, float]
     bytes: Mapping[str, Array]
     source: Mapping[str, str]
+    classes: tuple[str, ...] = ()
+    graph: Any = False  # or an array of booleans
 
     @cached_property
     def total(self) -> Array:
-        return np.asarray(sum(self.seconds.values(), np.asarray(0.0)))
+        return np.asarray(sum(self.seconds.values(), ZERO))
 
 
 # --- layers to operators --------------------------------------------------------------------------------------------
@@ -262,15 +271,11 @@ class Network:
     ranks: int
     link: str
     options: Mapping[str, object]
-    _known: dict[Any, tuple[tuple[str, int], ...]] = field(default_factory=dict, repr=False, compare=False)
 
     def limits(self, engine: Engine, graph: bool, gather: bool) -> tuple[tuple[str, int], ...]:
-        """`Engine.allreduce_limits` of this network, worked out once."""
-        key = (engine, graph, gather)
-        if key not in self._known:
-            options = {**self.options, "disable_custom_all_reduce": True} if gather else self.options
-            self._known[key] = engine.allreduce_limits(ranks=self.ranks, link=self.link, graph=graph, options=options)
-        return self._known[key]
+        """`Engine.allreduce_limits` of this network."""
+        options = {**self.options, "disable_custom_all_reduce": True} if gather else self.options
+        return engine.allreduce_limits(ranks=self.ranks, link=self.link, graph=graph, options=options)
 
 
 def cost(
@@ -304,7 +309,7 @@ def cost(
         moved[component] = moved[component] + size if component in moved else size
         source[component] = _weakest(source.get(component), origin)
 
-    calling: Array = np.asarray(0.0)  # seconds that the host spends on all-reduces that it calls itself
+    calling = ZERO  # seconds that the host spends on all-reduces that it calls itself
     for o in p.operators:
         if o.message is not None:
             message = total(o.message, load, features)
@@ -312,31 +317,25 @@ def cost(
             add("allreduce", o.calls * time, o.calls, o.calls * message, origin)
             calling = calling + o.calls * called
         else:
-            size = total(o.bytes, load, features) if o.bytes else np.asarray(0.0)
+            size = total(o.bytes, load, features)
             add(o.component, machine.price(o, load, features), o.calls, size, machine.rate(o.rate).source)
     kernels = p.kernels
     terms = machine.terms
     if graph:
         gaps = kernels * lift(terms["kernel_gap"], n)  # fixed times of graphs already hold the gap between two nodes
-        add("launch", gaps + lift(machine.launch["graph_s"], n), 1, np.asarray(0.0), machine.launch_source)
+        add("launch", gaps + lift(machine.launch["graph_s"], n), 1, ZERO, machine.launch_source)
     else:
-        gpu = sum(seconds.values(), np.asarray(0.0))
+        gpu = sum(seconds.values(), ZERO)
         gaps = kernels * lift(terms["eager_gap"], n)
         launches = kernels * lift(machine.launch["kernel_s"], n) * lift(terms["eager_factor"], n) + calling
         waits = np.maximum(launches - gpu - gaps - ahead, 0.0)
-        add("launch", gaps + waits, kernels, np.asarray(0.0), machine.launch_source)
+        add("launch", gaps + waits, kernels, ZERO, machine.launch_source)
     if not prefill:  # what grows with rows was seen at up to 256; thousands of prompt rows do not pay it
-        add(
-            "small_kernels",
-            lift(terms["row_layer"], n) * load.rows * p.layers,
-            0,
-            np.asarray(0.0),
-            machine.terms_source,
-        )
+        add("small_kernels", lift(terms["row_layer"], n) * load.rows * p.layers, 0, ZERO, machine.terms_source)
     if verify:
         several = np.asarray(load.tokens > 1, dtype=float)
-        add("attention", lift(terms["verify_layer"], n) * several * p.layers, 0, np.asarray(0.0), machine.terms_source)
-    return Cost(seconds, calls, moved, source)
+        add("attention", lift(terms["verify_layer"], n) * several * p.layers, 0, ZERO, machine.terms_source)
+    return Cost(seconds, calls, moved, source, p.classes, graph)
 
 
 def allreduce_seconds(
@@ -348,28 +347,29 @@ def allreduce_seconds(
     its ranks wait for each other; outside a graph the host pays the eager latency, none cheaper than one collective.
     """
     n = np.ndim(message)
-    limits = network.limits(engine, graph, gather)
-    names = tuple(name for name, _ in limits)
-    seconds: Array = np.asarray(0.0)
-    called: Array = np.asarray(0.0)
+    names, reach = _reach(network.limits(engine, graph, gather))
+    served = reach.searchsorted(message)  # the first that takes a message of that size
     origin: str | None = None
-    left = np.ones(np.shape(message), dtype=bool)
-    for place, (_, limit) in enumerate(limits):
-        here = left & (message <= limit)
-        left &= ~here
-        if here.any():
-            curve = machine.curve(names[place:], network.ranks, "graph")
-            seconds = seconds + np.where(here, curve.seconds(message), 0.0) * lift(curve.factor, n)
+    taken = {"graph": ZERO} if graph else {"graph": ZERO, "eager": ZERO}
+    first, last = int(served.min()), int(served.max())
+    for place in range(first, last + 1):
+        here = served == place
+        if first < last and not here.any():
+            continue
+        for mode, seconds in taken.items():
+            curve = machine.curve(names[place:], network.ranks, mode)
+            each = curve.seconds(message) * lift(curve.factor, n)
+            taken[mode] = each if first == last else np.where(here, each, seconds)
             origin = _weakest(origin, curve.source)
-            if not graph:
-                curve = machine.curve(names[place:], network.ranks, "eager")
-                called = called + np.where(here, curve.seconds(message), 0.0) * lift(curve.factor, n)
-                origin = _weakest(origin, curve.source)
-            if not left.any():
-                break
-    if not graph:
-        called = np.maximum(called, lift(machine.launch["collective_s"], n))
-    return np.asarray(seconds + lift(machine.terms["allreduce_skew"], n)), np.asarray(called), origin or "assumed"
+    called = ZERO if graph else np.maximum(taken["eager"], lift(machine.launch["collective_s"], n))
+    return taken["graph"] + lift(machine.terms["allreduce_skew"], n), called, origin or "assumed"
+
+
+@lru_cache(maxsize=256)
+def _reach(limits: tuple[tuple[str, int], ...]) -> tuple[tuple[str, ...], Array]:
+    """The implementations in order, and the largest message that each or one before it takes, bytes."""
+    names, bytes_ = zip(*limits, strict=True)
+    return names, np.maximum.accumulate(np.asarray(bytes_, dtype=float))
 
 
 _ORIGINS = ("measured", "fitted", "published", "datasheet", "assumed")
@@ -377,4 +377,4 @@ _ORIGINS = ("measured", "fitted", "published", "datasheet", "assumed")
 
 def _weakest(a: str | None, b: str) -> str:
     """The less certain of two origins."""
-    return b if a is None else max(a, b, key=_ORIGINS.index)
+    return b if a is None or a == b else max(a, b, key=_ORIGINS.index)

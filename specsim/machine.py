@@ -9,7 +9,8 @@ profile lacks is as much less certain as the shipped profiles' classes of a fami
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TypeVar
 from zlib import crc32
 
@@ -19,10 +20,12 @@ from numpy.typing import NDArray
 from specsim.engines import Engine
 from specsim.ops import Curve, Feature, Linear, Load, Operator, Rate, operator_seconds
 from specsim.profiles import AllReduceCurve, Group, Profile
+from specsim.routing import Routing
 
 Array = NDArray[np.float64]
 AnyCurve = TypeVar("AnyCurve")  # of the machine, or of the profile
 SHARED_VARIANCE = 0.5  # of a group, common to all groups of its source
+ZERO: Array = np.zeros(())[()]  # a number costs a tenth of an array of none dimensions, and broadcasts as well
 
 # What stands in for a class that a profile has not measured, in order of preference.
 STAND_INS: dict[str, tuple[str, ...]] = {
@@ -49,7 +52,8 @@ def stand_in(name: str, known: Collection[str]) -> str:
 class Machine:
     """Rates by class, all-reduce curves, launch costs and engine terms, in seconds and bytes.
 
-    Every number has shape () or (samples,); `lift` gives it trailing axes to broadcast against a load.
+    Every number has shape () or (samples,); `lift` gives it trailing axes to broadcast against a load. What is looked up
+    once is kept: a stand-in for a class, the nearest curve.
     """
 
     rates: Mapping[str, Rate]
@@ -62,22 +66,30 @@ class Machine:
     bf16_flops_per_s: Array  # of a large product, without pause
     samples: int = 0
     seed: int = 0
-    stood_in: dict[str, tuple[str, Rate]] = field(
-        default_factory=dict, compare=False
-    )  # by class: what stands in for it
+
+    @cached_property
+    def routing(self) -> Routing:
+        """Uniform, not known to be: rows may share experts by more than chance."""
+        return Routing(overlap=self.experts_overlap)
+
+    @cached_property
+    def _standing_in(self) -> dict[str, Rate]:
+        return {}
+
+    @cached_property
+    def _nearest(self) -> dict[tuple[tuple[str, ...], int, str], Curve]:
+        return {}
 
     def rate(self, name: str) -> Rate:
-        """The class, or what stands in for it, less certain (noted in `stood_in`)."""
-        if name in self.rates:
-            return self.rates[name]
-        if name not in self.stood_in:
-            other = stand_in(name, self.rates)
-            found = self.rates[other]
+        """The class, or its `stand_in`, less certain."""
+        found = self.rates.get(name) or self._standing_in.get(name)
+        if found is None:
+            other = self.rates[stand_in(name, self.rates)]
             rng = np.random.default_rng((self.seed, crc32(name.encode())))
             fixed, bandwidth = (_factor(rng, self.samples, s) for s in (STAND_IN_FIXED, STAND_IN_BANDWIDTH))
-            wider = Rate(found.fixed_s * fixed, found.bytes_per_s * bandwidth, found.flops_per_s * bandwidth, "assumed")
-            self.stood_in[name] = other, wider
-        return self.stood_in[name][1]
+            found = Rate(other.fixed_s * fixed, other.bytes_per_s * bandwidth, other.flops_per_s * bandwidth, "assumed")
+            self._standing_in[name] = found
+        return found
 
     def sustained(self) -> Machine:
         """The machine in passes that keep it computing, as prefills do: its power limit then sets the clock.
@@ -91,7 +103,10 @@ class Machine:
 
     def curve(self, preference: tuple[str, ...], ranks: int, mode: str) -> Curve:
         """The first implementation of `preference` that is known for `ranks` and `mode`; see `nearest_curve`."""
-        return nearest_curve(self.curves, preference, ranks, mode)
+        key = (preference, ranks, mode)
+        if key not in self._nearest:
+            self._nearest[key] = nearest_curve(self.curves, *key)
+        return self._nearest[key]
 
     def price(self, operator: Operator, load: Load, features: dict[Feature, Array]) -> Array:
         """Seconds of all the operator's calls but all-reduces. `features` caches what the load's features are worth."""
@@ -101,7 +116,8 @@ class Machine:
         computing = total(operator.flops, load, features) / lift(rate.flops_per_s, n) if operator.flops else None
         if operator.behind:  # two streams share one memory: what the other's fixed time cannot hide is paid
             hidden = operator.calls * lift(self.rate(operator.behind).fixed_s, n)
-            return np.asarray(np.maximum(operator_seconds(-hidden, moving, computing), 0.0))
+            exposed: Array = np.maximum(operator_seconds(-hidden, moving, computing), 0.0)
+            return exposed
         return operator_seconds(operator.calls * lift(rate.fixed_s, n), moving, computing)
 
 
@@ -116,9 +132,9 @@ def total(linear: Linear, load: Load, features: dict[Feature, Array]) -> Array:
     for feature, coefficient in linear.items():
         worth = features.get(feature)
         if worth is None:
-            worth = features[feature] = np.asarray(feature.of(load), dtype=np.float64)
+            worth = features[feature] = np.asarray(feature.of(load), dtype=np.float64)[()]
         amount = coefficient * worth if amount is None else amount + coefficient * worth
-    return np.asarray(0.0 if amount is None else amount)
+    return ZERO if amount is None else amount
 
 
 def lift(parameter: Array, ndim: int) -> Array:
@@ -152,7 +168,7 @@ def build(profile: Profile, engine: Engine, *, samples: int = 0, seed: int = 0) 
 
     def deviation(reference: str, relative: float) -> Array:
         if not samples:
-            return np.zeros(())
+            return ZERO
         if reference not in shared:
             shared[reference] = rng.standard_normal(samples)
         own = rng.standard_normal(samples)
@@ -161,7 +177,9 @@ def build(profile: Profile, engine: Engine, *, samples: int = 0, seed: int = 0) 
 
     def positive(value: float, group: Group, more: float = 0.0) -> Array:
         more = more if group.source.kind == "published" else 0.0
-        return np.asarray(value * np.exp(deviation(group.source.reference, np.hypot(group.relative_uncertainty, more))))
+        relative = np.hypot(group.relative_uncertainty, more)
+        factor: Array = np.exp(deviation(group.source.reference, relative))
+        return value * factor
 
     rates = {
         name: Rate(
@@ -183,7 +201,8 @@ def build(profile: Profile, engine: Engine, *, samples: int = 0, seed: int = 0) 
         if fitted is not None and own is not None:
             value, relative, reference = own, fitted.uncertainty(name), fitted.source.reference
         unit = 1e-6 if name.endswith("_us") else 1.0
-        terms[name.removesuffix("_us")] = np.asarray(value * unit * np.maximum(1 + deviation(reference, relative), 0.0))
+        factor: Array = np.maximum(1 + deviation(reference, relative), 0.0)
+        terms[name.removesuffix("_us")] = value * unit * factor
     launch = profile.launch
     return Machine(
         rates=rates,
@@ -200,7 +219,7 @@ def build(profile: Profile, engine: Engine, *, samples: int = 0, seed: int = 0) 
         samples=samples,
         seed=seed,
         bf16_flops_per_s=positive(profile.gpu.bf16_tflops * 1e12, profile.gpu),
-        experts_overlap=np.concatenate([[0.0], np.abs(rng.normal(0.0, 0.12, samples))]) if samples else np.zeros(()),
+        experts_overlap=np.concatenate([[0.0], np.abs(rng.normal(0.0, 0.12, samples))]) if samples else ZERO,
     )
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from specsim.forward import STATE_BYTES, Parallel, weight_bytes
-from specsim.models import Attention, Model
+from specsim.models import Model
 from specsim.scenarios import Scenario
 
 Array = NDArray[np.float64]
@@ -33,12 +33,13 @@ def memory(s: Scenario) -> Memory:
     """Bytes a rank needs for the scenario's largest batch and context."""
     models = [s.model] if s.draft is None else [s.model, s.draft]
     weights = sum(rank_weights(m, s.parallel) for m in models)
-    tokens = float(np.max(s.context + s.draft_tokens))
-    sequences = float(np.max(np.ceil(s.batch / s.parallel.dp)))
+    tokens = float((s.context + s.draft_tokens).max())
+    sequences = float(np.ceil(s.batch / s.parallel.dp).max())
     kv = sequences * sum(float(rank_kv(m, s.parallel, tokens)) + rank_state(m, s.parallel) for m in models)
     return Memory(weights, kv, s.profile.gpu.memory_gb * 1e9)
 
 
+@lru_cache(maxsize=256)
 def rank_weights(model: Model, parallel: Parallel) -> float:
     """Bytes of a model's weights on one rank."""
     tp = parallel.tp
@@ -66,28 +67,31 @@ def rank_kv(model: Model, parallel: Parallel, tokens: ArrayLike) -> Array:
     Broadcasts over tokens.
     """
     kept = np.asarray(tokens, dtype=np.float64)
-    whole = sum(each for a, each in _kv_by_layer(model, parallel) if a.window is None or a.compress > 1)
-    bytes_: Array = whole * kept
-    for a, each in _kv_by_layer(model, parallel):
-        if a.window is not None and a.compress == 1:
-            bytes_ = bytes_ + each * np.minimum(kept, a.window)
+    bytes_: Array = np.zeros(())
+    for window, each in _kv_by_window(model, parallel):
+        bytes_ = bytes_ + each * (kept if window is None else np.minimum(kept, window))
     return bytes_
 
 
 def rank_kv_per_token(model: Model, parallel: Parallel) -> float:
     """KV bytes that one token takes on one rank while it is in every layer's window."""
-    return sum(each for _, each in _kv_by_layer(model, parallel))
+    return sum(each for _, each in _kv_by_window(model, parallel))
 
 
-def _kv_by_layer(model: Model, parallel: Parallel) -> Iterator[tuple[Attention, float]]:
-    """(attention, KV bytes one token takes on one rank) of each run of layers."""
+@lru_cache(maxsize=256)
+def _kv_by_window(model: Model, parallel: Parallel) -> tuple[tuple[int | None, float], ...]:
+    """(tokens that layers keep at most, KV bytes one token takes in all of these on one rank)."""
+    found: dict[int | None, float] = {}
     for layer, n in model.layers:
         if layer.attention is not None:
             a = layer.attention
             share = 1.0 if a.kind == "mla" or not a.kv_heads else max(1.0, a.kv_heads / parallel.attention) / a.kv_heads
-            yield a, n * a.kv_bytes(model.kv_format.bytes, share)
+            kept = a.window if a.compress == 1 else None
+            found[kept] = found.get(kept, 0.0) + n * a.kv_bytes(model.kv_format.bytes, share)
+    return tuple(found.items())
 
 
+@lru_cache(maxsize=256)
 def rank_state(model: Model, parallel: Parallel) -> float:
     """Bytes of recurrent state one sequence takes on one rank."""
     values = sum(n * layer.attention.state_values for layer, n in model.layers if layer.attention)

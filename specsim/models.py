@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from specsim.pages import Shown
 
@@ -220,6 +221,9 @@ class Model(Shown):
     warnings: tuple[str, ...] = field(default=(), compare=False)
     source: str = ""
 
+    def __hash__(self) -> int:
+        return hash((self.name, self.architecture, self.source))
+
     def draft_projections(self) -> tuple[Projection, ...]:
         """The matrices that a drafter has beside layers, embedding and head: fc and those run for each token."""
         if self.draft is None:
@@ -263,7 +267,14 @@ class Model(Shown):
         """As `active_parameters` without embedding and head: other cards count so."""
         return self.active_parameters - self._embedding - (0 if self.tied else self.head.parameters)
 
-    @property
+    @cached_property
+    def heads(self) -> tuple[int, ...]:
+        """The numbers of attention heads that layers have."""
+        return tuple(
+            sorted({layer.attention.heads for layer, _ in self.layers if layer.attention and layer.attention.heads})
+        )
+
+    @cached_property
     def experts(self) -> Experts | None:
         """The routed experts of the layer kind with most of them, or None for a dense model."""
         kinds = [layer.experts for layer, _ in self.layers if layer.experts]

@@ -45,7 +45,7 @@ class Load:
 
     @cached_property
     def ndim(self) -> int:
-        return np.broadcast(self.batch, self.tokens, self.context).ndim
+        return max(self.batch.ndim, self.tokens.ndim, self.context.ndim)
 
 
 # --- features of a load that bytes and flops are linear in --------------------------------------------------------
@@ -223,8 +223,9 @@ def operator_seconds(fixed: Array, moving: Array, computing: Array | None = None
     flops / peak. The cubes follow the measured bend between the two limits; their maximum is too low there, the root of
     squares and the sum too high (bf16 GEMMs of one H200, docs/model.md)."""
     if computing is None:
-        return np.asarray(fixed + moving)
-    return np.asarray(fixed + np.cbrt(moving * moving * moving + computing * computing * computing))
+        return fixed + moving
+    work: Array = np.cbrt(moving * moving * moving + computing * computing * computing)
+    return fixed + work
 
 
 # --- the machine ----------------------------------------------------------------------------------------------------
@@ -251,12 +252,16 @@ class Curve:
     factor: Array  # one multiplier, or one a sample
     source: str
 
+    @cached_property
+    def _beyond(self) -> tuple[float, float]:
+        """Bytes of the last point, and seconds a byte above it."""
+        if len(self.log_bytes) < 2:
+            return 0.0, 0.0
+        (b0, b1), (t0, t1) = np.exp(self.log_bytes[-2:]), np.exp(self.log_seconds[-2:])
+        return b1, max((t1 - t0) / (b1 - b0), 0.0)
+
     def seconds(self, message: Array) -> Array:
         """Latency of one call, without the sample factor. message: bytes."""
-        x = np.log(np.maximum(message, 1.0))
-        inside = np.exp(np.interp(x, self.log_bytes, self.log_seconds))
-        if len(self.log_bytes) < 2:
-            return np.asarray(inside)
-        (b0, b1), (t0, t1) = np.exp(self.log_bytes[-2:]), np.exp(self.log_seconds[-2:])
-        slope = max((t1 - t0) / (b1 - b0), 0.0)
-        return np.asarray(inside + slope * np.maximum(message - b1, 0.0))
+        inside: Array = np.exp(np.interp(np.log(np.maximum(message, 1.0)), self.log_bytes, self.log_seconds))
+        last, slope = self._beyond
+        return inside + slope * np.maximum(message - last, 0.0)

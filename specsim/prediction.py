@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+import functools
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,12 +14,12 @@ from specsim.acceptance import Acceptance, rate_for_length
 from specsim.cycle import evaluate
 from specsim.errors import InputError
 from specsim.forward import Cost
-from specsim.machine import Machine
+from specsim.machine import Machine, stand_in
 from specsim.machine import build as build_machine
 from specsim.memory import Memory, memory
 from specsim.pages import Shown
 from specsim.provenance import sources_of
-from specsim.quantities import Quantity
+from specsim.quantities import Quantity, six
 from specsim.reproduce import command_of
 from specsim.scenarios import Scenario
 
@@ -70,8 +72,8 @@ class Prediction(Shown):
         """ms of one component of a phase, 0 when absent."""
         return sum(p.ms for p in self.parts if p.phase == phase and p.component == component)
 
-    def json(self) -> dict[str, Any]:
-        """The document of schema specsim.prediction/1 (docs/reference)."""
+    def json(self, *, sources: bool = True) -> dict[str, Any]:
+        """The document of schema specsim.prediction/1 (docs/reference). sources: with those of every number."""
         s = self.scenario
 
         def q(x: Quantity | None) -> dict[str, float] | None:
@@ -121,9 +123,9 @@ class Prediction(Shown):
                 {
                     "phase": p.phase,
                     "component": p.component,
-                    "ms": _six(p.ms),
-                    "count": _six(p.count),
-                    "bytes": _six(p.bytes),
+                    "ms": six(p.ms),
+                    "count": six(p.count),
+                    "bytes": six(p.bytes),
                     "source": p.source,
                 }
                 for p in self.parts
@@ -131,17 +133,13 @@ class Prediction(Shown):
             "memory": None
             if self.memory is None
             else {
-                "weights_gb_per_gpu": _six(self.memory.weights / 1e9),
-                "kv_gb_per_gpu": _six(self.memory.kv / 1e9),
+                "weights_gb_per_gpu": six(self.memory.weights / 1e9),
+                "kv_gb_per_gpu": six(self.memory.kv / 1e9),
                 "fits": self.memory.fits,
             },
-            "sources": sources_of(s),
+            **({"sources": sources_of(s)} if sources else {}),
             "warnings": list(self.warnings),
         }
-
-
-def _six(x: float) -> float:
-    return float(f"{x:.6g}")
 
 
 def _whole(x: Array) -> int:
@@ -161,12 +159,11 @@ def predict(s: Scenario, *, samples: int = SAMPLES, seed: int = 0, machine: Mach
     """
     if max(s.batch.size, s.context.size, s.draft_tokens.size) > 1:
         raise InputError("several values where one is needed", where="predict", mend="use sweep for lists")
-    made = machine_of(s, samples=samples, seed=seed) if machine is None else machine
-    machine = replace(made, stood_in={})  # those of this scenario alone
+    machine = machine_of(s, samples=samples, seed=seed) if machine is None else machine
     c = evaluate(s, machine)
     batch = float(s.batch.reshape(-1)[0])
     need = memory(s)
-    warnings = [*s.warnings, *_warnings(s, machine, need)]
+    warnings = [*s.warnings, *_warnings(s, c.classes, need)]
     decode_host = ("decode", c.decode_host, machine.terms_source)
     parts = [*_parts("decode", c.decode), *_host_part(*decode_host)]
     amounts = {"decode_ms": c.decode_s * 1e3, "decode_tokens_per_s": batch / c.decode_s}
@@ -195,20 +192,27 @@ def predict(s: Scenario, *, samples: int = SAMPLES, seed: int = 0, machine: Mach
         amounts["breakeven_rate"] = np.nan_to_num(rates[: needed.size], nan=1.0)
     if gained is not None:
         amounts |= {"spec_tokens_per_s": batch * gained / cycle, "speedup": gained / needed}
-    lengths = Acceptance.constant(RATES).length(s.num_steps, s.topk, s.draft_tokens)
-    speedups = list(np.asarray(lengths).reshape(-1, 1) / needed.reshape(1, -1))
+    speedups = list(
+        _curve_lengths(float(s.num_steps.flat[0]), s.topk, float(s.draft_tokens.flat[0])) / needed.reshape(1, -1)
+    )
     found = Quantity.each([*amounts.values(), *speedups])
     return Prediction(
         scenario=s,
         **dict(zip(amounts, found, strict=False)),
-        accept_length=None if gained is None else _six(gained),
-        accept_rate=None if gained is None or np.isnan(rates[-1]) else _six(rates[-1]),
+        accept_length=None if gained is None else six(gained),
+        accept_rate=None if gained is None or np.isnan(rates[-1]) else six(rates[-1]),
         reachable=reachable,
         speedup_curve=tuple(zip(RATES.tolist(), found[len(amounts) :], strict=True)),
         parts=tuple(parts),
         memory=need,
         warnings=tuple(warnings),
     )
+
+
+@functools.lru_cache(maxsize=256)
+def _curve_lengths(steps: float, topk: int, tokens: float) -> Array:
+    """Accept lengths at `RATES`, shape (rate, 1)."""
+    return np.asarray(Acceptance.constant(RATES).length(steps, topk, tokens)).reshape(-1, 1)
 
 
 def _most(s: Scenario) -> float:
@@ -223,12 +227,9 @@ def _rates(s: Scenario, lengths: Array) -> Array:
 
 
 def _parts(phase: str, c: Cost) -> list[Part]:
-    def first(x: Array) -> float:
-        return float(np.asarray(x).reshape(-1)[0])
-
     return [
-        Part(phase, component, first(seconds) * 1e3, c.calls[component], first(c.bytes[component]), c.source[component])
-        for component, seconds in c.seconds.items()
+        Part(phase, name, seconds.item(0) * 1e3, c.calls[name], c.bytes[name].item(0), c.source[name])
+        for name, seconds in c.seconds.items()
     ]
 
 
@@ -236,13 +237,15 @@ def _host_part(phase: str, seconds: Array, source: str) -> list[Part]:
     return [Part(phase, "host", float(seconds.reshape(-1)[0]) * 1e3, 1, 0.0, source)]
 
 
-def _warnings(s: Scenario, machine: Machine, need: Memory) -> list[str]:
+def _warnings(s: Scenario, classes: Iterable[str], need: Memory) -> list[str]:
     out = []
     if s.profile.cpu:
         out.append(f"profile {s.profile.name} was made without a GPU: its times say nothing about one")
     out += [f"{s.profile.name}: {text}" for text in s.profile.caveats]
-    for wanted, (used, _) in machine.stood_in.items():
-        out.append(f"{s.profile.name} has no {wanted}: {used} stands in, with a wider interval")
+    known = s.profile.operators
+    for name in classes:
+        if name not in known:
+            out.append(f"{s.profile.name} has no {name}: {stand_in(name, known)} stands in, with a wider interval")
     if not need.fits:
         mends = ["raise --tp"] if s.parallel.tp < s.profile.gpus else []
         mends += ["take another --hardware"] if need.weights > need.capacity else ["lower --batch and --context"]

@@ -8,7 +8,7 @@ sequence, and real skew, share experts more than chance would have them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -113,8 +113,3 @@ def parse(text: str) -> Routing:
             "popularities must be finite, not negative, and not all zero", where=text, mend="give one number an expert"
         )
     return Routing(popularity=tuple(weights), name=text)
-
-
-def with_overlap(routing: Routing, overlap: Array | float) -> Routing:
-    """The same routing with rows that share experts by `overlap` more than chance."""
-    return replace(routing, overlap=overlap)

@@ -7,7 +7,7 @@ nowhere else. With no option at all the scenario is the field case of docs/field
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -67,6 +67,11 @@ class Scenario:
     warnings: tuple[str, ...] = ()
     asked: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)  # the options that made it
 
+    @property
+    def ndim(self) -> int:
+        """Axes that batch, context and draft tokens broadcast to."""
+        return max(self.batch.ndim, self.context.ndim, self.draft_tokens.ndim)
+
     @cached_property
     def graph_phases(self) -> Mapping[str, bool]:
         """Which phases the engine replays from CUDA graphs, for the batches that were captured."""
@@ -100,7 +105,7 @@ class Scenario:
         speculative = self.method != "none" and phase != "decode"  # decode is the server without speculation
         given = self.options.get("max_running_requests")
         running = given or (self.engine.running_cap_speculative if speculative else None)
-        if running is not None and np.max(self.batch) > running:
+        if running is not None and self.batch.max() > running:
             running = NO_CAP
         return self.engine.captured_batches(
             self.options.get("cuda_graph_max_bs"),
@@ -202,7 +207,7 @@ def build(
     warnings += said
     rows = _positive("batch", 1 if batch is None else batch)
     cached = _positive("context", DEFAULT_CONTEXT if context is None else context, least=0)
-    if target.max_context and np.any(cached > target.max_context):
+    if target.max_context and (cached > target.max_context).any():
         warnings.append(f"context {np.max(cached):g} is beyond the {target.max_context} tokens of {target.name}")
     if routing is not None and target.experts is None:
         warnings.append(f"{target.name} has no experts: --routing is left out")
@@ -295,8 +300,7 @@ def _scalar(value: Array, option: str) -> int:
 def _parallel(
     model: Model, profile: Profile, tp: int | None, ep: int | None, dp_attention: int | bool | None
 ) -> Parallel:
-    heads = sorted({layer.attention.heads for layer, _ in model.layers if layer.attention and layer.attention.heads})
-    ranks = default_tp(heads, profile.gpus) if tp is None else _scalar(_positive("tp", tp), "--tp")
+    ranks = default_tp(model.heads, profile.gpus) if tp is None else _scalar(_positive("tp", tp), "--tp")
     groups = 1 if ep is None else _scalar(_positive("ep", ep), "--ep")
     experts = model.experts
     if groups > 1 and experts is None:
@@ -338,7 +342,7 @@ def _check_heads(model: Model, parallel: Parallel) -> None:
             raise InputError(f"tp {ranks} does not divide {what} of {model.name}", where="--tp", mend=f"one of {fit} would")  # fmt: skip
 
 
-def default_tp(heads: list[int], gpus: int) -> int:
+def default_tp(heads: Sequence[int], gpus: int) -> int:
     """All GPUs of the box, or the most that divide the heads."""
     return max(n for n in range(1, gpus + 1) if gpus % n == 0 and all(h % n == 0 for h in heads))
 
@@ -466,7 +470,7 @@ def _show(values: Array) -> str:
 
 def _cap(engine: Engine, options: Mapping[str, Any], batch: Array, method: str, warnings: list[str]) -> None:
     cap = options.get("max_running_requests") or (engine.running_cap_speculative if method != "none" else None)
-    if cap and np.any(batch > cap):
+    if cap and (batch > cap).any():
         warnings.append(
             f"{engine.name} runs at most {cap} requests at once here: batch {math.floor(float(np.max(batch)))} would queue (set --max-running-requests)"
         )

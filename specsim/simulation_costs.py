@@ -30,7 +30,6 @@ from specsim.machine import Machine, lift
 from specsim.memory import RESERVE, rank_kv_per_token, rank_state, rank_weights
 from specsim.models import Model
 from specsim.ops import Load
-from specsim.routing import UNIFORM, with_overlap
 from specsim.scenarios import Scenario
 
 Array = NDArray[np.float64]
@@ -284,8 +283,7 @@ def prefill_seconds(s: Scenario, machine: Machine, tokens: Array, reach: Array) 
     Only the last row goes through the head. Broadcasts.
     """
     tokens, reach = np.broadcast_arrays(np.asarray(tokens, dtype=float), np.asarray(reach, dtype=float))
-    routing = with_overlap(UNIFORM, machine.experts_overlap) if s.routing is None else s.routing
-    load = Load(np.ones(()), tokens, reach - (tokens + 1) / 2, None, routing)
+    load = Load(np.ones(()), tokens, reach - (tokens + 1) / 2, None, s.routing or machine.routing)
     machine = machine.sustained()
     seconds: Array = lift(machine.terms["prefill_host"], load.ndim)
     for model, fc in ((s.model, False), (s.draft, True)):

@@ -80,7 +80,7 @@ def test_samples_of_a_stand_in_spread_by_as_much() -> None:
     profile's own value; a class asked for twice has one set of samples, and two stand-ins have two."""
     machine = build(profile(), load_engine("sglang"), samples=20_000, seed=3)
     known, found = machine.rate("moe_bf16"), machine.rate("moe_fp8")
-    assert machine.stood_in["moe_fp8"][0] == "moe_bf16"
+    assert stand_in("moe_fp8", machine.rates) == "moe_bf16"
     assert (found.fixed_s[0], found.bytes_per_s[0], found.source) == (known.fixed_s[0], known.bytes_per_s[0], "assumed")
     assert np.log(found.fixed_s[1:]).std() == pytest.approx(sqrt(0.1**2 + STAND_IN_FIXED**2), rel=0.02)
     assert np.log(found.bytes_per_s[1:]).std() == pytest.approx(sqrt(0.1**2 + STAND_IN_BANDWIDTH**2), rel=0.02)
