@@ -64,18 +64,21 @@ def evaluate(scenario: Scenario, machine: Machine) -> Cycle:
     """
     s = scenario
     ndim = s.ndim
-    term = {name: lift(value, ndim) for name, value in machine.terms.items()}
+
+    def term(name: str) -> Array:
+        return lift(machine.terms[name], ndim)
+
     decode = target_pass(s, machine, np.ones(()), "decode")
-    decode_host = np.maximum(term["decode_host"], term["decode_cpu"] - _graph_time(s, decode))
+    decode_host = np.maximum(term("decode_host"), term("decode_cpu") - _graph_time(s, decode))
     if s.method == "none":
         return Cycle(decode, decode_host)
     verify = target_pass(s, machine, s.draft_tokens, "verify")
     draft, extend = draft_passes(s, machine, _graph_time(s, verify))
-    cpu = term["cycle_cpu"] + (term["rank_cpu"] if s.parallel.tp > 1 else 0.0)
-    cpu = cpu + (term["tree_cpu"] if s.topk > 1 else 0.0)
-    cycle_host = np.maximum(term["cycle_host"], cpu - _graph_time(s, draft, verify))
+    cpu = term("cycle_cpu") + (term("rank_cpu") if s.parallel.tp > 1 else 0.0)
+    cpu = cpu + (term("tree_cpu") if s.topk > 1 else 0.0)
+    cycle_host = np.maximum(term("cycle_host"), cpu - _graph_time(s, draft, verify))
     if s.method == "ngram":  # the match needs the tokens of the cycle before, and the verify needs the match
-        cycle_host = cycle_host + term["ngram_host"] + term["ngram_sequence"] * s.batch
+        cycle_host = cycle_host + term("ngram_host") + term("ngram_sequence") * s.batch
     return Cycle(decode, decode_host, draft, verify, extend, cycle_host)
 
 

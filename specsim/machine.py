@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar
 from zlib import crc32
 
 import numpy as np
@@ -24,6 +24,8 @@ from specsim.routing import Routing
 
 Array = NDArray[np.float64]
 AnyCurve = TypeVar("AnyCurve")  # of the machine, or of the profile
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 SHARED_VARIANCE = 0.5  # of a group, common to all groups of its source
 ZERO: Array = np.zeros(())[()]  # a number costs a tenth of an array of none dimensions, and broadcasts as well
 
@@ -80,6 +82,17 @@ class Machine:
     def _nearest(self) -> dict[tuple[tuple[str, ...], int, str], Curve]:
         return {}
 
+    def noting(self) -> Machine:
+        """The machine for one evaluation: `read` then says what took part in it."""
+        return replace(self, terms=Noted(self.terms), curves=Noted(self.curves))
+
+    @property
+    def read(self) -> frozenset[Any]:
+        """Of a machine of `noting`: names of the terms, and keys of the all-reduce curves, that were looked up."""
+        return frozenset(
+            key for values in (self.terms, self.curves) if isinstance(values, Noted) for key in values.read
+        )
+
     def rate(self, name: str) -> Rate:
         """The class, or its `stand_in`, less certain."""
         found = self.rates.get(name) or self._standing_in.get(name)
@@ -119,6 +132,18 @@ class Machine:
             exposed: Array = np.maximum(operator_seconds(-hidden, moving, computing), 0.0)
             return exposed
         return operator_seconds(operator.calls * lift(rate.fixed_s, n), moving, computing)
+
+
+class Noted(dict[Key, Value]):
+    """A mapping that notes in `read` which keys were looked up."""
+
+    def __init__(self, values: Mapping[Key, Value]) -> None:
+        super().__init__(values)
+        self.read: set[Key] = set()
+
+    def __getitem__(self, key: Key) -> Value:
+        self.read.add(key)
+        return super().__getitem__(key)
 
 
 def _factor(rng: np.random.Generator, samples: int, spread: float) -> Array:

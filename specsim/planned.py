@@ -178,7 +178,7 @@ class Planned(Shown):
             "policy": policy_json(found.policies, found.best.scenario.engine.name) if found.policies else None,
             "launch": self.launch,
             "simulation": self.simulation,
-            "sources": sources_of_all(c.scenario for c in found.choices),
+            "sources": sources_of_all((c.scenario for c in found.choices), prefills=True),
             "warnings": list(found.warnings),
         }
 

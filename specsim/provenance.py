@@ -7,22 +7,34 @@ datasheet, assumed or given; where to find it; and one standard deviation over t
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from specsim.configs import Preset, list_presets
+from specsim.cycle import evaluate
 from specsim.forward import build
+from specsim.machine import build as build_machine
 from specsim.machine import nearest_curve, stand_in
 from specsim.models import Model
 from specsim.profiles import AllReduceCurve, Group, Profile
 from specsim.scenarios import Scenario
 
 Source = dict[str, Any]
+POINTS = 16  # of an array, at which it is seen what takes part
 KINDS = ("measured", "fitted", "published", "datasheet", "assumed")
 
 
-def sources_of(s: Scenario) -> list[Source]:
-    """The sources of one scenario's costs, acceptance and shapes."""
+def sources_of(s: Scenario, *, prefills: bool = False) -> list[Source]:
+    """The sources of one scenario's costs, acceptance and shapes: of what takes part in them, and nothing else.
+
+    prefills: prompts are prefilled too, which takes a term of its own, and messages of all sizes.
+    """
+    read = read_by(s)
+    if prefills:
+        read |= {"prefill_host", *_preferred(s)}
     box = s.profile
     found = [_group(f"{box.name}: {box.gpu.name}", box.gpu)]
     for name in _classes(s):
@@ -31,9 +43,9 @@ def sources_of(s: Scenario) -> list[Source]:
         else:
             other = stand_in(name, box.operators)
             found.append({**_group(f"{box.name}: {name}, for which {other} stands in", box.operators[other]), "kind": "assumed"})  # fmt: skip
-    found += [_group(f"{box.name}: {_words(curve)}", curve) for curve in _curves(s)]
+    found += [_group(f"{box.name}: {_words(c)}", c) for c in box.allreduce if _key(c) in read]
     found.append(_group(f"{box.name}: launches", box.launch))
-    found += _terms(s)
+    found += _terms(s, read)
     found += [_shape(model) for model in (s.model, s.draft) if model is not None]
     if s.acceptance is not None and s.method != "none":
         kind = "given" if s.acceptance.source.startswith("given") else "published"
@@ -43,9 +55,22 @@ def sources_of(s: Scenario) -> list[Source]:
     return found
 
 
-def sources_of_all(scenarios: Iterable[Scenario]) -> list[Source]:
+def sources_of_all(scenarios: Iterable[Scenario], *, prefills: bool = False) -> list[Source]:
     """The sources of several scenarios, each once."""
-    return list({repr(source): source for s in scenarios for source in sources_of(s)}.values())
+    found = (source for s in scenarios for source in sources_of(s, prefills=prefills))
+    return list({repr(source): source for source in found}.values())
+
+
+def read_by(s: Scenario) -> frozenset[Any]:
+    """What the scenario's costs read of its machine; of arrays, at points from the smallest to the largest."""
+    spread: dict[str, Any] = {
+        name: np.round(np.geomspace(max(np.min(values), 1), max(np.max(values), 1), POINTS))
+        for name in ("batch", "context", "draft_tokens", "num_steps")
+        if (values := getattr(s, name)).size > 1
+    }
+    machine = build_machine(s.profile, s.engine).noting()
+    evaluate(replace(s, **spread), machine)
+    return machine.read
 
 
 def sources_of_profile(box: Profile) -> list[Source]:
@@ -89,33 +114,31 @@ def _classes(s: Scenario) -> list[str]:
     return sorted({o.rate for p in passes for o in p.operators if o.component != "allreduce"})
 
 
-def _curves(s: Scenario) -> Iterator[AllReduceCurve]:
+def _key(curve: AllReduceCurve) -> tuple[str, int, str]:
+    return curve.implementation, curve.ranks, curve.mode
+
+
+def _preferred(s: Scenario) -> Iterator[tuple[str, int, str]]:
     """The curves that serve some message size, by the engine's order of preference."""
-    curves: dict[tuple[str, int, str], AllReduceCurve] = {
-        (c.implementation, c.ranks, c.mode): c for c in s.profile.allreduce
-    }
+    curves = {_key(curve): curve for curve in s.profile.allreduce}
     if s.parallel.tp == 1 or not curves:
         return
-    seen = set()
     for graph in sorted({s.graph_phases.get(phase, True) for phase in ("decode", "draft", "verify", "extend")}):
-        limits = s.engine.allreduce_limits(
-            ranks=s.parallel.tp, link=s.profile.link, graph=graph, options=s.network.options
-        )
-        names = tuple(name for name, _ in limits)
+        names = tuple(name for name, _ in s.network.limits(s.engine, graph, gather=False))
         for place in range(len(names)):
-            curve = nearest_curve(curves, names[place:], s.parallel.tp, "graph" if graph else "eager")
-            if (key := _words(curve)) not in seen:
-                seen.add(key)
-                yield curve
+            yield _key(nearest_curve(curves, names[place:], s.parallel.tp, "graph" if graph else "eager"))
 
 
-def _terms(s: Scenario) -> Iterator[Source]:
-    """The engine's terms: those that the profile has fitted together, the description's own one by one."""
+def _terms(s: Scenario, read: Collection[str]) -> Iterator[Source]:
+    """The engine's terms that were read: those that the profile has fitted together, the description's own one by one."""
     fitted = s.profile.engines.get(s.engine.name)
-    if fitted is not None:
+    here = [name for name in s.engine.terms if name.removesuffix("_us") in read]
+    own = [name for name in here if fitted is not None and getattr(fitted, name) is not None]
+    if fitted is not None and own:
         yield _group(f"{s.profile.name}: engine terms, {s.engine.name}", fitted)
-    for name, term in s.engine.terms.items():
-        if fitted is None or getattr(fitted, name) is None:
+    for name in here:
+        term = s.engine.terms[name]
+        if name not in own:
             word = term.source.split()[0].strip(":")
             kind = word if word in KINDS else "assumed"
             yield _source(

@@ -169,7 +169,7 @@ class Simulated(Shown):
                 "chunk_us": load.chunk_us,
             },
             **self.run.metrics.json(),
-            "sources": sources_of(s),
+            "sources": sources_of(s, prefills=True),
             "warnings": list(self.warnings),
         }
 

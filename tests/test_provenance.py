@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 
+import numpy as np
 import pytest
 from documents import COMMANDS, document, printed, text_of
 
@@ -14,7 +15,7 @@ from specsim.acceptance import Acceptance
 from specsim.configs import load_preset
 from specsim.observe_read import without_secrets
 from specsim.profiles import load_profile
-from specsim.provenance import KINDS
+from specsim.provenance import KINDS, sources_of
 from specsim.scenarios import build
 
 OTHERS = {
@@ -129,3 +130,40 @@ def test_a_validation_names_its_records_and_what_predicted_them():
     sources = document("validation")["sources"]
     assert any(s["of"].startswith("record llama8b") and s["kind"] == "measured" and s["date"] for s in sources)
     assert any(s["of"].startswith("1x-h200: ") for s in sources)
+
+
+def named(**options) -> set[str]:
+    """The engine's terms and the all-reduce curves among a prediction's sources, by their last words."""
+    found = [s["of"].split(": ", 1)[1] for s in specsim.predict(**options).json()["sources"] if ": " in s["of"]]
+    return {name for name in found if name.endswith(("_us", "_factor")) or name.startswith("all-reduce")}
+
+
+def test_sources_name_what_took_part_and_nothing_else():
+    """A chain has no tree and no n-gram; one GPU no all-reduce; without speculation there is no cycle; graphs have no
+    eager costs; a prediction prefills no prompt, and a simulation does."""
+    box = {"model": "Llama-3.1-8B", "hardware": "1x-h200"}
+    plain = {"kernel_gap_us", "row_layer_us", "decode_host_us", "decode_cpu_us"}
+    cycle = plain | {"verify_layer_us", "cycle_host_us", "cycle_cpu_us"}
+    drafted = cycle | {"draft_step_us", "eager_gap_us", "eager_factor"}  # this engine extends drafts eagerly
+    assert named(**box, method="none") == plain
+    assert named(**box, draft_tokens=3) == drafted
+    assert named(**box, topk=2, num_steps=3, draft_tokens=6) == drafted | {"tree_step_us", "tree_cpu_us"}
+    assert named(**box, method="ngram", draft_tokens=4) == cycle | {"ngram_host_us", "ngram_sequence_us"}
+    assert named(**box, method="none", eager=["decode"]) == plain - {"kernel_gap_us"} | {"eager_gap_us", "eager_factor"}
+    two = named(model="Llama-3.1-8B", hardware="2x-h200", method="none")
+    assert {name for name in two - plain if name.startswith("all-reduce")}
+    assert two - plain >= {"allreduce_skew_us"}
+    assert any("prefill_host_us" in s["of"] for s in document("simulation")["sources"])
+
+
+def test_sources_of_a_sweep_are_those_of_its_smallest_and_largest_points():
+    """Batches beyond the captured ones run eagerly, so a sweep over both kinds names the terms of both."""
+    box = {"model": "Llama-3.1-8B", "hardware": "1x-h200", "method": "none"}
+
+    def eager(batch) -> bool:
+        s = specsim.scenario(**box, batch=batch, max_running_requests=4096)
+        return any("eager_gap_us" in source["of"] for source in sources_of(s))
+
+    assert not eager(8)
+    assert eager(2048)
+    assert eager(np.array([8.0, 2048.0]))
