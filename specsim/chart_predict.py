@@ -27,7 +27,9 @@ from specsim.chart_style import (
 )
 
 Document = Mapping[str, Any]
-BARELY = 0.07  # of the longest bar: parts below it are not lettered
+LETTERED = (
+    "scale('x', datum.end) - scale('x', datum.start) > 7 * length(format(datum.ms, '.3~g')) + 3"  # pixels: it fits
+)
 
 
 def prediction_charts(document: Document) -> list[Chart]:
@@ -61,8 +63,6 @@ def time_chart(document: Document) -> Chart:
     """Stacked bars of the phases by component."""
     rows = [r for r in parts(document) if r["ms"] > 0]
     about = "Milliseconds of each phase by component; a verify does the work of a decode step for more rows. The line under a bar is its 80 % interval."
-    longest = max((r["end"] for r in rows), default=0.0)
-    rows = [{**r, "lettered": r["ms"] > BARELY * longest} for r in rows]
     names = [c for c in COMPONENTS if any(r["component"] == c for r in rows)]
     names += sorted({r["component"] for r in rows} - set(names))
     shown = {WORDS.get(c, c): COMPONENTS.get(c, GREY) for c in names}
@@ -82,13 +82,13 @@ def time_chart(document: Document) -> Chart:
         },
     }  # fmt: skip
     letters = {
-        "transform": [{"filter": "datum.lettered"}],
         "mark": {"type": "text", "fontSize": 11},
         "encoding": {
             "y": y,
             "x": {"field": "middle", "type": "quantitative"},
             "text": {"field": "ms", "format": ".3~g"},
             "color": {"condition": {"test": "datum.component === 'gemm'", "value": "#ffffff"}, "value": "#000000"},
+            "opacity": {"condition": {"test": LETTERED, "value": 1}, "value": 0},
         },
     }
     spread = {

@@ -22,6 +22,7 @@ from specsim.report_parts import after, before, sources, title_of, verdict_of
 
 SCRIPTS = ("vega", "vega-lite", "vega-embed")
 TABLE_ROWS = 300  # of one table that are shown
+SENTENCE, SHORT = 48, 12  # letters of a cell
 KEPT_BYTES = 1_000_000  # a document up to that size is kept whole in the report
 
 
@@ -149,21 +150,34 @@ def _items(lines: Sequence[str]) -> str:
 
 
 def table(t: Table) -> str:
-    """A table as HTML; the first column heads its rows, and columns of numbers are flush right."""
-    shown = t.rows[:TABLE_ROWS]
-    right = [all(isinstance(row[i], (int, float, type(None))) and not isinstance(row[i], bool) for row in t.rows) for i in range(len(t.columns))]  # fmt: skip
-    sides = [' class="right"' if r and t.rows else "" for r in right]
-    heads = "".join(
-        f'<th scope="col"{side}>{escape(str(name))}</th>' for name, side in zip(t.columns, sides, strict=True)
-    )
+    """A table as HTML; the first column heads its rows, columns of numbers are flush right, short ones are not broken, and
+    one with sentences becomes a list of its rows on a phone."""
+    rows = [[_cell(value) for value in row] for row in t.rows[:TABLE_ROWS]]
+    classes = [_class(number, [row[i] for row in rows]) for i, number in enumerate(_numeric(t))]
+    heads = "".join(f'<th scope="col"{c}>{escape(str(name))}</th>' for name, c in zip(t.columns, classes, strict=True))
     head = f"<thead><tr>{heads}</tr></thead>" if any(t.columns) else ""
-    rows = []
-    for row in shown:
-        cells = [f"<td{side}>{escape(_cell(value))}</td>" for value, side in zip(row, sides, strict=True)]
-        cells[0] = f'<th scope="row"{sides[0]}>{escape(_cell(row[0]))}</th>'
-        rows.append(f"<tr>{''.join(cells)}</tr>")
+    lines = []
+    for first, *others in rows:
+        named = zip(t.columns[1:], others, classes[1:], strict=True)
+        cells = [f'<td{c} data-name="{escape(str(name))}">{escape(cell)}</td>' for name, cell, c in named]
+        lines.append(f'<tr><th scope="row"{classes[0]}>{escape(first)}</th>{"".join(cells)}</tr>')
     more = f'<p class="faint">The first {TABLE_ROWS:,} of {len(t.rows):,} rows.</p>' if len(t.rows) > TABLE_ROWS else ""
-    return f'<div class="scroll" tabindex="0"><table>{head}<tbody>{"".join(rows)}</tbody></table></div>{more}'
+    stacks = ' class="stacks"' if any(len(cell) > SENTENCE for row in rows for cell in row) and head else ""
+    return f'<div class="scroll" tabindex="0"><table{stacks}>{head}<tbody>{"".join(lines)}</tbody></table></div>{more}'
+
+
+def _numeric(t: Table) -> list[bool]:
+    """Whether each column holds numbers alone."""
+    columns = [[row[i] for row in t.rows] for i in range(len(t.columns))]
+    return [
+        bool(column) and all(v is None or (isinstance(v, (int, float)) and not isinstance(v, bool)) for v in column)
+        for column in columns
+    ]
+
+
+def _class(number: bool, cells: Sequence[str]) -> str:
+    names = [*(["right"] if number else []), *(["short"] if all(len(cell) <= SHORT for cell in cells) else [])]
+    return f' class="{" ".join(names)}"' if names else ""
 
 
 def _cell(value: Any) -> str:
