@@ -133,8 +133,14 @@ def _refuse_tricks(root: Any, where: str, what: str) -> None:
     size(root)
 
 
+def no_folder(path: Path) -> str:
+    """What is wrong with the folder that a file would be written to, and the mend; empty where it is there."""
+    return "" if path.parent.is_dir() else f"there is no folder {str(path.parent)!r}; make it first, or name another"
+
+
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write text or bytes so that a reader sees the old file or the new one, never half. Raises WorkError when it cannot."""
+    """Write text or bytes so that a reader sees the old file or the new one, never half. Makes the folder, for work folders;
+    a file that a user names is checked first (`no_folder`). Raises WorkError when it cannot."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")

@@ -669,5 +669,5 @@ def test_plot_and_file(specsim, tmp_path):
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     assert len((tmp_path / "a.csv").read_text().splitlines()) == 1 + 4 * 3 * 8
     code, _, err = specsim("sweep", "--accept-rate", "0.5", "--plot", str(tmp_path / "a.csv" / "a.png"))
-    assert code == 1
-    assert "cannot be written" in err
+    assert code == 2
+    assert "--plot: there is no folder" in err

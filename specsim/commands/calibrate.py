@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specsim.commands.common import Meter, json_option, note, plot_option, print_json, show
+from specsim.commands.common import Meter, OutFile, json_option, note, plot_option, print_json, show
 from specsim.pages import Line, Page, grid
 
 if TYPE_CHECKING:
@@ -26,9 +26,7 @@ if TYPE_CHECKING:
     type=click.Path(file_okay=False),
     help="Work folder with every finished measurement. Default: calibration-NAME.",
 )
-@click.option(
-    "-o", "--output", type=click.Path(dir_okay=False), help="The profile. Default: NAME.yaml in the work folder."
-)
+@click.option("-o", "--output", type=OutFile(), help="The profile. Default: NAME.yaml in the work folder.")
 @click.option(
     "--gpus",
     "--ranks",

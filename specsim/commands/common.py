@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -17,6 +18,7 @@ import click
 if TYPE_CHECKING:
     from specsim.pages import Page
 
+SOURCE = "RESULT.json"  # the metavar of an option that takes a document
 F = TypeVar("F", bound=Callable[..., Any])
 ELSEWHERE = ("--plot", "--jobs", "--cluster")  # options that change nothing in a document
 REDRAWN_S, SAID_S = 0.1, 5.0  # how often progress is shown on a terminal, and elsewhere
@@ -76,6 +78,9 @@ def usage(error: click.ClickException) -> str:
         where = flags[0] if flags else error.param.human_readable_name
         return f"{where}: {' '.join(error.message.split()).rstrip('.')}"
     context = getattr(error, "ctx", None)
+    extra = re.match(r"Got unexpected extra arguments? \((\S+?)[\s)]", said)
+    if context is not None and extra:
+        return f"{context.command_path}: {extra[1]!r} stands alone; {_as_option(context.command, extra[1])}"
     if context is None:
         return f"{said}; --help lists the options"
     if isinstance(context.command, click.Group) and said == "Missing command":
@@ -84,15 +89,37 @@ def usage(error: click.ClickException) -> str:
     return f"{context.command_path}: {said[:1].lower()}{said[1:].replace('. (Did', ' (Did')}{mend}"
 
 
-class PlotFile(click.Path):
-    """A file for a picture; a suffix that no picture has is told before any work is done."""
+def _as_option(command: click.Command, word: str) -> str:
+    """The mend for a word that belongs to an option: the option whose names it is one of, or that takes such files."""
+    for option in command.params:
+        names = [name.lower() for name in getattr(option.type, "listed", list)()]
+        if word.lower() in names or (word.endswith(".json") and option.metavar == SOURCE):
+            return f"write {option.opts[0]} {word}"
+    return "--help lists the options that take a value"
+
+
+class OutFile(click.Path):
+    """A file to write: that its folder is not there, or that it is a folder, is told before any work is done."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        from specsim.files import no_folder
+
+        path = Path(value)
+        if why := no_folder(path):
+            self.fail(why, param, ctx)
+        if path.is_dir():
+            self.fail(f"{str(path)!r} is a folder; name a file", param, ctx)
+        return path
+
+
+class PlotFile(OutFile):
+    """A file for a picture; so is a suffix that no picture has."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         from specsim.plot_style import check
 
-        path = Path(value)
-        check(path)
-        return path
+        check(Path(value))
+        return super().convert(value, param, ctx)
 
 
 def plot_option(what: str) -> Callable[[F], F]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from specsim.commands.common import Meter, OneOf, json_option, note, print_json, show
+from specsim.commands.common import Meter, OneOf, OutFile, json_option, note, print_json, show
 from specsim.errors import InputError
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ PATH = click.Path(path_type=Path)
 @click.option("--leave-one-out", is_flag=True, help="Also predict each model's runs from a fit to the other models'.")
 @click.option("--terms", metavar="A,B,...", help="Fit these terms.  [default: all that the records identify]")
 @click.option("--engine", type=OneOf(["sglang", "vllm"]), help="Engine, where records are of several.")
-@click.option("-o", "--output", type=PATH, help="Write the profile with the fitted terms to this YAML file.")
+@click.option("-o", "--output", type=OutFile(), help="Write the profile with the fitted terms to this YAML file.")
 @json_option
 def command(
     records: Path,

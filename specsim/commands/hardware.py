@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specsim.commands.common import Group, Percent, draw, json_option, note, plot_option, print_json, print_result, show
+from specsim.commands.common import (
+    Group,
+    OutFile,
+    Percent,
+    draw,
+    json_option,
+    note,
+    plot_option,
+    print_json,
+    print_result,
+    show,
+)
 from specsim.commands.scenario import HARDWARE, scenario_of, scenario_options
 from specsim.pages import Grid, Line, grid
 
@@ -233,7 +244,7 @@ def _number(value: float | None) -> str:
 @click.option(
     "--into", type=HARDWARE, metavar="NAME|FILE", help="Profile that takes the numbers: a name or a YAML file."
 )
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write; its name becomes the profile's.")
+@click.option("-o", "--output", type=OutFile(), help="File to write; its name becomes the profile's.")
 @click.option("--date", default=None, help="Date of the measurement, YYYY-MM-DD; today by default.")
 @click.option("--reference", default=None, help="Where the numbers are from, kept as their source.")
 @click.option("--implementation", default="nccl", show_default=True, help="Name of the all-reduce that was measured.")

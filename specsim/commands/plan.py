@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from specsim.commands.common import Meter, draw, json_option, note, plot_option, print_result, show
+from specsim.commands.common import Meter, OutFile, draw, json_option, note, plot_option, print_result, show
 from specsim.commands.scenario import COUNT, FILE, Known, scenario_options
 
 LISTS = ("hardware", "tp", "ep", "draft_tokens")
@@ -47,7 +47,7 @@ def lists_of_some(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--headroom", type=float, default=0.1, metavar="F", help="Share by which the rate may grow; default 0.1.")
 @click.option("--max-gpus", type=COUNT, metavar="N", help="GPUs there are.")
 @click.option("--price-per-gpu-hour", type=float, metavar="P", help="Give the cost of a million output tokens.")
-@click.option("--policy", type=FILE, metavar="FILE", help="Write when to switch, as --engine reads it (JSON).")
+@click.option("--policy", type=OutFile(), metavar="FILE", help="Write when to switch, as --engine reads it (JSON).")
 @click.option("--simulate", is_flag=True, help="Confirm the plan by simulating one replica.")
 @click.option("--num-requests", type=COUNT, default=2000, help="Requests of the simulation; default 2,000.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Of the simulation; default 0.")

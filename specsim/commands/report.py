@@ -7,14 +7,14 @@ from typing import Any
 
 import click
 
-from specsim.commands.common import note
+from specsim.commands.common import SOURCE, OutFile, note
 from specsim.commands.scenario import FILE, scenario_of, scenario_options, without_defaults
 
 
 @click.command()
 @scenario_options
-@click.option("--from", "source", type=FILE, metavar="RESULT.json", help="What a command printed with --json, instead of a scenario.")  # fmt: skip
-@click.option("-o", "--output", type=FILE, required=True, metavar="FILE.html", help="The file to write.")
+@click.option("--from", "source", type=FILE, metavar=SOURCE, help="What a command printed with --json, instead of a scenario.")  # fmt: skip
+@click.option("-o", "--output", type=OutFile(), required=True, metavar="FILE.html", help="The file to write.")
 def command(source: Path | None, output: Path, **options: Any) -> None:
     """Write a report: one HTML file with verdict, interactive charts, tables and the source of every number.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specsim.commands.common import Meter, draw, json_option, note, plot_option, print_result, show
+from specsim.commands.common import Meter, OutFile, draw, json_option, note, plot_option, print_result, show
 from specsim.commands.scenario import COUNT, FILE, Rates, scenario_options
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ REQUESTS, INPUT, OUTPUT = 1000, 1024, 256  # as specsim.simulated has them
 @click.option("--tpot-ms", type=float, help="Goodput target: time per output token.")
 @click.option("--e2e-ms", type=float, help="Goodput target: time to the last token.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Of arrivals, lengths and acceptance; default 0.")
-@click.option("--requests-out", type=FILE, metavar="FILE", help="Write one line a request (CSV).")
+@click.option("--requests-out", type=OutFile(), metavar="FILE", help="Write one line a request (CSV).")
 @plot_option("batch, queue and throughput over time, and latencies")
 @json_option
 def command(as_json: bool, **options: Any) -> None:

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 import click
 
-from specsim.commands.common import Meter, draw, json_option, note, plot_option, print_result, show
-from specsim.commands.scenario import FILE, Count, Known, scenario_options
+from specsim.commands.common import Meter, OutFile, draw, json_option, note, plot_option, print_result, show
+from specsim.commands.scenario import Count, Known, scenario_options
 
 F = TypeVar("F", bound=Callable[..., Any])
 SINGLE = ("sglang_args", "vllm_args")  # launch lines: commas are part of them
@@ -30,7 +30,7 @@ def lists_of_scenario_options(command: F) -> F:
 
 @click.command()
 @lists_of_scenario_options
-@click.option("--out", type=FILE, metavar="FILE", help="Write a row a configuration: .csv or .parquet.")
+@click.option("--out", type=OutFile(), metavar="FILE", help="Write a row a configuration: .csv or .parquet.")
 @click.option("--rows", is_flag=True, help="Show the rows (at most 2,000 configurations) instead of the maps.")
 @plot_option("best draft length or break-even by batch and context, and speedup over acceptance")
 @click.option("--jobs", type=int, default=1, metavar="N", help="Processes; -1: one a core; default 1.")
