@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import PurePath
 from typing import Any
 
 from specsim.chart_style import (
@@ -26,6 +27,7 @@ from specsim.chart_style import (
 
 Document = Mapping[str, Any]
 SIZE = "datum.value >= 1048576 ? datum.value / 1048576 + ' MB' : datum.value >= 1024 ? datum.value / 1024 + ' KB' : datum.value + ' B'"
+HEAVY, LIGHT = "more than 5 % of a step", "less"
 NAMED = 24  # numbers with a bar; the table has all
 
 
@@ -42,6 +44,21 @@ def diff_charts(document: Document) -> list[Chart]:
     pairs = [{"a": document["a"], **pair} for pair in (document, *document.get("more", []))]
     made = [apart_chart(pair, i) for i, pair in enumerate(pairs) if any(_bar(d) for d in pair["differences"])]
     return [*charts, *made]
+
+
+def calibration_charts(document: Document) -> list[Chart]:
+    """Of specsim.calibration/1: those of the profile that it wrote."""
+    return hardware_charts({**document, "name": box_of(document)})
+
+
+def box_of(document: Document) -> str:
+    """The name of the profile that a calibration wrote."""
+    return PurePath(document["profile"]).stem
+
+
+def agreement_charts(document: Document) -> list[Chart]:
+    """Of specsim.hardware-agreement/1."""
+    return [effects_chart(document)] if any(n["effect"] is not None for n in document["numbers"]) else []
 
 
 def curve_rows(document: Document, box: str) -> list[dict[str, Any]]:
@@ -162,3 +179,26 @@ def apart_chart(document: Document, number: int = 0) -> Chart:
                      {"key": "number", "a": document["a"], "b": document["b"], "percent": "apart, %"})  # fmt: skip
     title = f"How far {document['b']} is from {document['a']}"
     return Chart("apart" if not number else f"apart-{number}", title, about, spec, table)
+
+
+def effects_chart(document: Document) -> Chart:
+    """Bars of what each number of the second box would change of a step of the first, the largest first."""
+    a, b = document["a"], document["b"]
+    every = [
+        {**n, "name": _name(n["key"]), "change": None if n["effect"] is None else 100 * n["effect"],
+         "percent": None if n["relative"] is None else 100 * n["relative"], "share": 100 * abs(n["part"]),
+         "which": HEAVY if n["matters"] else LIGHT}
+        for n in document["numbers"]
+    ]  # fmt: skip
+    rows = sorted((r for r in every if r["change"] is not None), key=lambda r: -abs(r["change"]))[:NAMED]
+    about = f"By how many per cent a step of {a} changes with each number of {b} in its place."
+    y = axis("name", "", "nominal", sort=[r["name"] for r in rows], axis={"title": None, "domain": False, "ticks": False, "labelLimit": 190})  # fmt: skip
+    layers: list[Spec] = [
+        {"mark": {"type": "bar", "height": {"band": 0.6}},
+         "encoding": {"y": y, "x": axis("change", "change of the step, %"), "color": colours("which", [HEAVY, LIGHT], {HEAVY: VERMILION, LIGHT: BLUE}),
+                      "tooltip": tips(("key", "number"), ("a", a, ",.4~g"), ("b", b, ",.4~g"), ("percent", "apart, %", "+.1f"), ("share", "part of the step, %", ".1f"), ("change", "change of the step, %", "+.2f"))}},
+        at(0.0, "x", color=MUTED, strokeDash=[1, 0]),
+    ]  # fmt: skip
+    spec = spec_of(rows, about, layers, height=max(60, 22 * len(rows)))
+    columns = {"key": "number", "a": a, "b": b, "percent": "apart, %", "share": "part of the step, %", "change": "change of the step, %"}  # fmt: skip
+    return Chart("effects", "What the differences do to a step", about, spec, table_of(every, columns))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from specsim.chart_causes import diagnosis_charts
-from specsim.chart_hardware import diff_charts, hardware_charts
+from specsim.chart_hardware import agreement_charts, calibration_charts, diff_charts, hardware_charts
 from specsim.chart_plan import plan_charts
 from specsim.chart_predict import prediction_charts
 from specsim.chart_runs import simulation_charts, validation_charts
@@ -30,6 +30,8 @@ KINDS: dict[str, Callable[[Mapping[str, Any]], list[Chart]]] = {
     "specsim.diagnosis/1": diagnosis_charts,
     "specsim.hardware/1": hardware_charts,
     "specsim.hardware-diff/1": diff_charts,
+    "specsim.hardware-agreement/1": agreement_charts,
+    "specsim.calibration/1": calibration_charts,
 }
 
 

@@ -177,6 +177,10 @@ class Profile(Shown, Strict):
     environment: dict[str, Any] = {}
     samples: dict[str, Any] = {}  # raw samples, or the name of the file beside the profile that holds them
 
+    def document(self) -> dict[str, Any]:
+        """The document of schema specsim.hardware/1."""
+        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
 
 def folder() -> Path:
     """The folder with the shipped profiles, in a checkout and in an install."""

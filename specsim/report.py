@@ -20,6 +20,7 @@ from specsim.charts import KINDS, Chart, Table, charts_for
 from specsim.errors import InputError
 from specsim.report_parts import after, before, sources, title_of, verdict_of
 
+READS = "predict, sweep, plan, simulate, validate --records, diagnose, calibrate, hardware show and hardware diff"
 SCRIPTS = ("vega", "vega-lite", "vega-embed")
 TABLE_ROWS = 300  # of one table that are shown
 SENTENCE, SHORT = 48, 12  # letters of a cell
@@ -31,7 +32,7 @@ def report(document: Any, where: str = "document") -> str:
     schema = document.get("schema") if isinstance(document, Mapping) else None
     if schema not in KINDS:
         what = f"is {schema[:60]}, which no report reads" if isinstance(schema, str) else "is no result of specsim"
-        raise InputError(what, where=where, mend=f"give the --json of one of {', '.join(KINDS)}")
+        raise InputError(what, where=where, mend=f"a report reads what {READS} print with --json")
     try:
         return _page(document)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from specsim.chart_hardware import box_of
 from specsim.chart_style import PHASES, Table, table_of
 from specsim.quantities import Quantity
 
@@ -18,7 +19,9 @@ TITLES = {
     "specsim.validation/1": "Predictions beside measurements",
     "specsim.diagnosis/1": "Diagnosis",
     "specsim.hardware/1": "Hardware profile",
-    "specsim.hardware-diff/1": "Two hardware profiles",
+    "specsim.hardware-diff/1": "Hardware profiles compared",
+    "specsim.hardware-agreement/1": "Two hardware profiles, weighed by a scenario",
+    "specsim.calibration/1": "Calibration",
 }
 WORDS = {
     "tp": "tensor-parallel ranks", "ep": "expert-parallel groups", "dp_attention": "attention groups", "num_steps": "draft steps",
@@ -27,6 +30,10 @@ WORDS = {
     "eager": "without CUDA graph", "gpus": "GPUs", "rate": "requests a second", "input_tokens": "prompt tokens",
     "output_tokens": "output tokens", "ttft_ms": "TTFT target, ms", "tpot_ms": "TPOT target, ms", "link": "link", "overlap": "overlapped scheduling",
     "max_concurrency": "requests in flight at most", "request_rate": "requests a second", "seed": "seed", "dataset_name": "requests",
+}  # fmt: skip
+LAUNCHES = {
+    "kernel_us": "launch of a kernel, us", "collective_us": "launch of a collective, us", "graph_us": "launch of a graph, us",
+    "graph_node_us": "node of a graph, us",
 }  # fmt: skip
 QUANTITIES = {
     **{f"{phase}_ms": ("one plain decode step" if phase == "decode" else name, "ms") for phase, name in PHASES.items()},
@@ -44,6 +51,8 @@ def title_of(document: Document) -> str:
         return str(document["title"])
     scenario = document.get("scenario") or {}
     named = [scenario.get("model"), scenario.get("hardware"), document.get("name")]
+    if document["schema"] == "specsim.calibration/1":
+        named = [box_of(document)]
     return ": ".join([kind, *[", ".join(str(x) for x in named if x)][: any(named)]])
 
 
@@ -64,14 +73,18 @@ def before(document: Document) -> Iterator[Part]:
 
 
 def sources(document: Document) -> list[Mapping[str, Any]]:
-    """Where the numbers come from; a profile's groups are its own sources."""
-    if document["schema"] != "specsim.hardware/1":
+    """Where the numbers come from; the groups of a profile, and of a calibration, are their own sources."""
+    if document["schema"] not in ("specsim.hardware/1", "specsim.calibration/1"):
         return list(document.get("sources") or [])
-    groups = [(document["gpu"]["name"], document["gpu"]), *document["operators"].items()]
+    groups = [(document["gpu"]["name"], document["gpu"])] if "gpu" in document else []
+    groups += document["operators"].items()
     groups += [
         (f"all-reduce, {c['implementation']}, {c['ranks']} ranks, {c['mode']}", c) for c in document["allreduce"]
     ]
-    groups += [("launches", document["launch"]), *((f"engine terms, {k}", v) for k, v in document["engines"].items())]
+    groups += [
+        ("launches", document["launch"]),
+        *((f"engine terms, {k}", v) for k, v in document.get("engines", {}).items()),
+    ]
     return [{"of": name, **g["source"], "relative_uncertainty": g["relative_uncertainty"]} for name, g in groups]
 
 
@@ -227,6 +240,43 @@ def _diagnosis_next(document: Document) -> Iterator[Part]:
         yield "Tests that cannot help", [f"{u['id']}: {u['why']}" for u in document["uninformative"]]
 
 
+def _calibration(document: Document) -> Iterator[Part]:
+    launch = document["launch"]
+    rows = [
+        ("finished measurements", document["measured"]), ("failed measurements", document["failed"]), ("seconds", document["seconds"]),
+        *((name, launch[key]) for key, name in LAUNCHES.items()), ("profile", document["profile"]), ("record, raw samples included", document["record"]),
+    ]  # fmt: skip
+    yield "Numbers", Table(("", ""), tuple(rows))
+
+
+def _calibration_verdict(document: Document) -> str:
+    failed = f", {document['failed']:,} failed" if document["failed"] else ""
+    worst = max(document["operators"].items(), key=lambda o: o[1]["relative_uncertainty"], default=None)
+    least = f" The least certain class is {worst[0]}, to {worst[1]['relative_uncertainty']:.0%}." if worst else ""
+    return f"{document['measured']:,} measurements of {box_of(document)} are done{failed}.{least}"
+
+
+def _agreement(document: Document) -> Iterator[Part]:
+    steps = document["step_ms"]
+    rows = [
+        (name, a, b, f"{b / a - 1:+.1%}")
+        for name, a, b in zip(("decode step", "cycle"), steps["a"], steps["b"], strict=False)
+    ]
+    yield "GPU time of a step, ms", Table(("", document["a"], document["b"], "apart"), tuple(rows))
+
+
+def _agreement_missing(document: Document) -> Iterator[Part]:
+    if document["missing"]:
+        yield f"What {document['b']} lacks", document["missing"]
+
+
+def _agreement_verdict(document: Document) -> str:
+    count = sum(n["matters"] for n in document["numbers"])
+    missing = len(document["missing"])
+    lacks = f"{document['b']} lacks {missing} of them, and the others" if missing else "they"
+    return f"{count} numbers make more than 5 % of a step; {lacks} differ by at most {document['worst']:.1%}."
+
+
 def _diff(document: Document) -> Iterator[Part]:
     for pair in (document, *document.get("more", [])):
         columns = {"key": "number", "a": document["a"], "b": pair["b"], "percent": "relative"}
@@ -252,6 +302,8 @@ BEFORE: dict[str, Callable[[Document], Iterator[Part]]] = {
     "specsim.simulation/1": _simulation,
     "specsim.validation/1": _validation,
     "specsim.diagnosis/1": _diagnosis,
+    "specsim.calibration/1": _calibration,
+    "specsim.hardware-agreement/1": _agreement,
 }
 AFTER: dict[str, Callable[[Document], Iterator[Part]]] = {
     "specsim.sweep/1": _sweep_rows,
@@ -259,9 +311,12 @@ AFTER: dict[str, Callable[[Document], Iterator[Part]]] = {
     "specsim.validation/1": _validation_left_out,
     "specsim.diagnosis/1": _diagnosis_next,
     "specsim.hardware-diff/1": _diff,
+    "specsim.hardware-agreement/1": _agreement_missing,
 }
 VERDICTS: dict[str, Callable[[Document], str]] = {
     "specsim.sweep/1": _sweep_verdict,
     "specsim.validation/1": _validation_verdict,
     "specsim.hardware-diff/1": _diff_verdict,
+    "specsim.hardware-agreement/1": _agreement_verdict,
+    "specsim.calibration/1": _calibration_verdict,
 }

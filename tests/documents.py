@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import io
 import json
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
 from specsim.cli import main
 
 ROOT = Path(__file__).resolve().parent.parent
+MADE = Path(tempfile.mkdtemp(prefix="specsim-tests-"))
+atexit.register(shutil.rmtree, MADE, ignore_errors=True)
 SMALL = ["--model", "Llama-3.1-8B", "--hardware", "1x-h200"]
 COMMANDS = {
     "prediction": ["predict", "--draft-tokens", "3", "--accept-rate", "0.6"],
@@ -32,6 +37,8 @@ COMMANDS = {
     "hardware": ["hardware", "show", "8x-rtx-pro-6000"],
     "hardware of one GPU": ["hardware", "show", "1x-h200"],
     "hardware diff": ["hardware", "diff", "8x-rtx-pro-6000", "8x-pcie-field"],
+    "hardware diff weighed": ["hardware", "diff", "2x-h200", "2x-h200-no-p2p", *SMALL[:2], "--batch", "8"],
+    "calibration": ["calibrate", "--refit", str(ROOT / "validation" / "calibration" / "2x-h200.record.json"), "-o", str(MADE / "2x-h200.yaml")],
     "hardware diff of three": ["hardware", "diff", "8x-h100", "8x-h200", "8x-rtx-pro-6000"],
     "hardware diff of two GPUs": ["hardware", "diff", "1x-h200", "1x-rtx-5090"],
 }  # fmt: skip

@@ -16,7 +16,9 @@ from test_charts import ALL
 
 from specsim.cli import main
 from specsim.errors import InputError
+from specsim.profiles import dump_profile, load_profile
 from specsim.report import SCRIPTS, report, vendored
+from specsim.report_parts import verdict_of
 
 LIMIT = 5_000_000  # bytes of a file
 NASTY = "</script><script>window.broken = 1</script><img src=x onerror='window.broken = 1'>&<!--\u2028\"'`${x}"
@@ -167,7 +169,7 @@ def test_ten_thousand_rows_are_cut_and_the_report_says_so():
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        ("[]", "is no result of specsim; give the --json of one of specsim.prediction/1, specsim.sweep/1"),
+        ("[]", "is no result of specsim; a report reads what predict, sweep, plan, simulate, validate"),
         ('{"schema": 3}', "is no result of specsim"),
         ('{"schema": "specsim.models/1"}', "is specsim.models/1, which no report reads"),
         ('{"schema": "specsim.sweep/1"}', "is no whole specsim.sweep/1 (KeyError: 'cases'); make it again with --json"),
@@ -219,6 +221,25 @@ def test_the_command_predicts_a_scenario_or_takes_a_result(tmp_path, capsys):
     assert "--output: there is no folder" in capsys.readouterr().err
 
 
+def test_a_profile_is_reported_as_its_document_is(tmp_path):
+    (tmp_path / "box.yaml").write_text(dump_profile(load_profile("1x-h200")))
+    with pytest.raises(SystemExit) as done:
+        main(["report", "--from", str(tmp_path / "box.yaml"), "-o", str(tmp_path / "box.html")])
+    assert done.value.code == 0
+    assert (tmp_path / "box.html").read_text() == report(document("hardware of one GPU"))
+
+
+def test_verdicts_of_calibrations_and_weighed_profiles_say_what_their_numbers_say():
+    """Of 351 measurements of this record 60 failed; without peer access there is no custom all-reduce."""
+    found = document("calibration")
+    assert (found["measured"], found["failed"]) == (351, 60)
+    assert verdict_of(found).startswith("351 measurements of 2x-h200 are done, 60 failed.")
+    found = document("hardware diff weighed")
+    assert found["missing"] == ["allreduce.custom.2.graph"]
+    assert "2x-h200-no-p2p lacks 1 of them, and the others differ by at most" in verdict_of(found)
+    assert verdict_of({**found, "missing": []}).endswith(f"; they differ by at most {found['worst']:.1%}.")
+
+
 def test_a_teams_defaults_stay_out_of_the_report_of_a_result(tmp_path, monkeypatch):
     (tmp_path / "specsim.yaml").write_text("scenario: {hardware: 1x-h200, eager: [verify]}\n")
     (tmp_path / "result.json").write_text(json.dumps(document("prediction")))
@@ -243,7 +264,19 @@ def opened(new_page, tmp_path, text, **options):
 
 @pytest.mark.browser
 @pytest.mark.parametrize(
-    "name", ["prediction", "sweep", "plan", "simulation", "validation", "diagnosis", "hardware", "hardware diff"]
+    "name",
+    [
+        "prediction",
+        "sweep",
+        "plan",
+        "simulation",
+        "validation",
+        "diagnosis",
+        "hardware",
+        "hardware diff",
+        "hardware diff weighed",
+        "calibration",
+    ],
 )
 def test_every_kind_opens_offline_with_its_charts_drawn(new_page, tmp_path, name):
     """On a phone in the dark: no chart is blank, nothing is wider than the page, and the page asks for nothing."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specsim.commands.common import Meter, OutFile, json_option, note, plot_option, print_json, show
+from specsim.commands.common import Meter, OutFile, json_option, note, plot_option, print_result, show
 from specsim.pages import Line, Page, grid
 
 if TYPE_CHECKING:
@@ -265,7 +265,7 @@ def _write(result: Result, target: Path, options: dict[str, Any], seconds: float
         "launch": profile.launch.model_dump(),
         "warnings": result.warnings,
     }
-    print_json(document)
+    print_result(document)
 
 
 def _command_line() -> str:

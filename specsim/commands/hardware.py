@@ -78,7 +78,7 @@ def show_command(name: str, plot: Path | None, as_json: bool) -> None:
 
     profile = load_profile(name)
     if plot is not None or as_json:
-        document = profile.model_dump(mode="json", by_alias=True, exclude_none=True)
+        document = profile.document()
         draw(document, plot)
     if as_json:
         print_json(document)
@@ -170,8 +170,11 @@ def _diff_weighed(
     given: tuple[str, ...], a: Profile, b: Profile, options: dict[str, Any], within: float | None, as_json: bool
 ) -> None:
     import sys
+    from dataclasses import replace
 
     from specsim.agreement import MATTERS, steps, weigh
+    from specsim.prediction import predict
+    from specsim.provenance import sources_of_all
 
     scenario = scenario_of({**options, "hardware": options["hardware"] or given[0]})
     found = weigh(a, b, scenario)
@@ -198,8 +201,10 @@ def _diff_weighed(
             "schema": "specsim.hardware-agreement/1", "a": a.name, "b": b.name, "numbers": listed, "worst": worst,
             "missing": missing, "step_ms": {"a": [1e3 * t for t in before], "b": [1e3 * t for t in after]},
             "within": within, "agree": agree,
+            "scenario": predict(scenario).json()["scenario"],
+            "sources": sources_of_all([scenario, replace(scenario, profile=b)]),
         }  # fmt: skip
-        print_json(document)
+        print_result(document)
     else:
         rows = [
             (w.key, _number(w.a), _number(w.b), "" if w.relative is None else f"{w.relative:+.1%}", f"{abs(w.part):.0%}",

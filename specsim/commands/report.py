@@ -13,13 +13,14 @@ from specsim.commands.scenario import FILE, scenario_of, scenario_options, witho
 
 @click.command()
 @scenario_options
-@click.option("--from", "source", type=FILE, metavar=SOURCE, help="What a command printed with --json, instead of a scenario.")  # fmt: skip
+@click.option("--from", "source", type=FILE, metavar=SOURCE, help="What a command printed with --json, or a profile (YAML), instead of a scenario.")  # fmt: skip
 @click.option("-o", "--output", type=OutFile(), required=True, metavar="FILE.html", help="The file to write.")
 def command(source: Path | None, output: Path, **options: Any) -> None:
     """Write a report: one HTML file with verdict, interactive charts, tables and the source of every number.
 
-    It opens anywhere, without a network. Give a scenario, which is predicted, or the JSON of predict, sweep, plan,
-    simulate, validate, diagnose, or of hardware show and diff.
+    It opens anywhere, without a network. Give a scenario, which is predicted, or --from with what predict, sweep, plan,
+    simulate, validate --records, diagnose, calibrate, hardware show or hardware diff print with --json; or a hardware
+    profile.
 
     \b
     Examples:
@@ -30,6 +31,7 @@ def command(source: Path | None, output: Path, **options: Any) -> None:
     """
     from specsim.errors import InputError
     from specsim.files import read_json, write_atomically
+    from specsim.profiles import load_profile
     from specsim.report import report
 
     if source is not None:
@@ -38,7 +40,8 @@ def command(source: Path | None, output: Path, **options: Any) -> None:
     if source is not None and given:
         raise InputError(f"the result has its own scenario, and {given[0]} another", where="--from", mend=f"leave {given[0]} out")  # fmt: skip
     if source is not None:
-        text = report(read_json(source, "result"), str(source))
+        profile = source.suffix.lower() in (".yaml", ".yml")
+        text = report(load_profile(str(source)).document() if profile else read_json(source, "result"), str(source))
     else:
         from specsim.prediction import predict
 
