@@ -5,8 +5,8 @@
     >>> p.reachable
     True
 
-Options are those of the command line, with underscores: `specsim.predict(model="Qwen3-8B", hardware="1x-h200", batch=8)` is
-`specsim predict --model Qwen3-8B --hardware 1x-h200 --batch 8`; so are sweep, plan, simulate, diagnose and validate. Results
+Options are those of the command line, with underscores: `specsim.predict("Qwen3-8B", hardware="1x-h200", batch=8)` is
+`specsim predict --model Qwen3-8B --hardware 1x-h200 --batch 8`; so are sweep, plan, simulate, diagnose, validate and fit. Results
 show themselves as tables in a notebook and when they are printed, and their `json()` is the document of `--json`.
 
 Names load when first used, so that importing the package costs nothing.
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from specsim.errors import InputError as InputError
     from specsim.errors import SpecsimError as SpecsimError
     from specsim.errors import WorkError as WorkError
+    from specsim.fitted import fit as fit
     from specsim.launch import read_launch as read_launch
     from specsim.models import Model as Model
     from specsim.observations import observe as observe
@@ -54,6 +55,7 @@ _HOMES = {
     "WorkError": "errors",
     "diagnose": "diagnosed",
     "evaluate": "cycle",
+    "fit": "fitted",
     "load_model": "configs",
     "load_profile": "profiles",
     "machine_of": "prediction",
@@ -79,6 +81,7 @@ __all__ = [
     "WorkError",
     "diagnose",
     "evaluate",
+    "fit",
     "load_model",
     "load_profile",
     "machine_of",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from inspect import signature
 from typing import Any
 
 from specsim.errors import InputError, did_you_mean
+from specsim.models import Model
 from specsim.prediction import SAMPLES, Prediction
 from specsim.prediction import predict as predict_scenario
 from specsim.scenarios import Scenario, build
@@ -29,18 +31,38 @@ def scenario_of(values: Mapping[str, Any]) -> Scenario:
     return build(**options).noted(notes)
 
 
-def scenario(**options: Any) -> Scenario:
-    """A scenario from the options of `specsim predict`, with underscores: model, hardware, tp, batch, sglang_args, ...
-    and from settings of the engine: max_running_requests, attention_backend, disable_cuda_graph, version, ...
+AModel = str | os.PathLike[str] | Model  # a name, a folder, a config.json, or what `load_model` gave
 
-        >>> s = scenario(model="Llama-3.1-8B", hardware="1x-h200", batch=[1, 8], draft_tokens=4)
+
+def scenario(model: AModel | None = None, /, **options: Any) -> Scenario:
+    """A scenario from a model and the options of `specsim predict`, with underscores: hardware, tp, batch (sequences),
+    context (tokens a sequence), draft_tokens (rows a sequence, root included), accept_rate (0 to 1), sglang_args, ... and
+    from settings of the engine: max_running_requests, attention_backend, disable_cuda_graph, version, ...
+
+        >>> s = scenario("Llama-3.1-8B", hardware="1x-h200", batch=[1, 8], draft_tokens=4)
         >>> s.method, s.batch.tolist()
         ('eagle3', [1.0, 8.0])
 
     batch, context, draft_tokens, num_steps and accept_rate may be arrays, for `specsim.evaluate`. Raises InputError, for
     names that are no option as well.
     """
-    return _known(options)
+    return _known(with_model(model, options))
+
+
+def with_model(given: Any, options: dict[str, Any], *, several: bool = False) -> dict[str, Any]:
+    """The options with the model that was given before them; `several`: it may be a list. Raises InputError when it is
+    no model, or stated twice."""
+    if given is None:
+        return options
+    models = list(given) if several and isinstance(given, (list, tuple)) else [given]
+    for each in models:
+        if not isinstance(each, (str, os.PathLike, Model)):
+            what = f"a {type(each).__name__} where a model is expected"
+            raise InputError(what, mend="give a name, a folder or a config.json first, and all else as keywords")
+    if options.get("model") is not None:
+        raise InputError("the model is stated twice", where="model", mend="give it first, or as a keyword")
+    names = [each if isinstance(each, Model) else os.fspath(each) for each in models]
+    return {**options, "model": names if several else names[0]}
 
 
 def _known(options: Mapping[str, Any]) -> Scenario:
@@ -50,18 +72,24 @@ def _known(options: Mapping[str, Any]) -> Scenario:
     return scenario_of(options)
 
 
-def predict(scenario: Scenario | None = None, *, samples: int = SAMPLES, seed: int = 0, **options: Any) -> Prediction:
-    """Predict one scenario, or what options say: those of `specsim predict`, with underscores.
+def predict(
+    scenario: Scenario | AModel | None = None, /, *, samples: int = SAMPLES, seed: int = 0, **options: Any
+) -> Prediction:
+    """Predict one scenario, or what a model and options say: those of `specsim predict`, with underscores.
 
         >>> p = predict(draft_tokens=3, accept_rate=0.6)
         >>> p.reachable, p.accept_length
         (True, 1.96)
+        >>> predict("Qwen3-8B", hardware="1x-h200", batch=8).scenario.method
+        'eagle3'
 
-    samples: parameter samples that the 80 % intervals come from; 0 is faster and has none. Raises InputError.
+    Times of the prediction are in ms, rates in tokens a second over the batch. samples: parameter samples that the 80 % intervals come from; 0 is faster and has none. Raises InputError.
     """
-    if scenario is not None and options:
-        raise InputError("a scenario and options", where="predict", mend="give one of them")
-    return predict_scenario(_known(options) if scenario is None else scenario, samples=samples, seed=seed)
+    if isinstance(scenario, Scenario):
+        if options:
+            raise InputError("a scenario and options", where="predict", mend="give one of them")
+        return predict_scenario(scenario, samples=samples, seed=seed)
+    return predict_scenario(_known(with_model(scenario, options)), samples=samples, seed=seed)
 
 
 def options_of(values: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:

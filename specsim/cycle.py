@@ -25,9 +25,13 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Cycle:
     """Costs of the phases; `draft`, `verify` and `extend` are None without speculation. Seconds, shapes broadcast."""
+
+    def __repr__(self) -> str:
+        cycle = "" if self.verify is None else f", cycle {_ms(self.cycle_s)}"
+        return f"<Cycle: decode {_ms(self.decode_s)}{cycle}>"
 
     decode: Cost
     decode_host: Array
@@ -56,8 +60,13 @@ class Cycle:
         return np.asarray(sum(parts, self.cycle_host))
 
 
+def _ms(seconds: Array) -> str:
+    low, high = 1e3 * np.min(seconds), 1e3 * np.max(seconds)
+    return f"{low:.3g} ms" if low == high else f"{low:.3g} to {high:.3g} ms, shape {seconds.shape}"
+
+
 def evaluate(scenario: Scenario, machine: Machine) -> Cycle:
-    """Costs of a scenario on a machine. Every array field of the scenario broadcasts; samples lead.
+    """Costs of a scenario on a machine, in seconds. Every array field of the scenario broadcasts; samples lead.
 
     The host's own work of a step or cycle is hidden as far as the GPU runs graphs meanwhile (the engines' overlapped
     scheduling); what is left, and the gap that remains in any case, is host time.

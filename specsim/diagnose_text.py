@@ -15,7 +15,6 @@ from specsim.pages import Grid, Line, Page, grid
 from specsim.probes import Probe
 from specsim.quantities import Quantity
 from specsim.remedies import MENDS, Remedy
-from specsim.scenarios import Scenario
 
 SHOWN = 6  # explanations in the tables
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six")
@@ -250,7 +249,7 @@ def gains(d: Diagnosis) -> list[str]:
 def page(d: Diagnosis) -> Page:
     """The diagnosis as people see it."""
     if d.scenario is not None:
-        yield Line(_headline(d.scenario), "title")
+        yield Line(d.scenario.title, "title")
         yield Line()
     yield from paragraphs(d)
     yield Line()
@@ -267,12 +266,6 @@ def page(d: Diagnosis) -> Page:
     for warning in d.warnings:
         if warning not in (*d.misfits, d.ungraphed):
             yield Line(f"note: {warning}", "warning")
-
-
-def _headline(s: Scenario) -> str:
-    draft = f" + {s.draft.name}" if s.draft is not None else ""
-    d = "" if s.method == "none" else f", {s.method} with {s.draft_tokens.max():g} draft tokens"
-    return f"{s.model.name}{draft} on {s.profile.name}, {s.engine.name} {s.engine.version}, TP {s.parallel.tp}, batch {s.batch.max():g}{d}"
 
 
 def paragraphs(d: Diagnosis) -> Iterator[Line]:

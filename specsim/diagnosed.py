@@ -59,7 +59,7 @@ def diagnose(*sources: str, seed: int = 0, **options: Any) -> Diagnosis:
         >>> sorted(h.fault.id for h in d.hypotheses[:2]), d.separable
         (['allreduce-steep', 'verify-eager'], False)
 
-    sources: files and addresses that `specsim.observe` reads. Observed times are the fields of `Given`; all other options are
+    sources: files and addresses that `specsim.observe` reads. Observed times, in ms, are the fields of `Given`; all other options are
     those of `specsim.scenario`, where acceptance is what was observed. Raises InputError.
     """
     names = {field.name for field in fields(Given)}

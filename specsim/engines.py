@@ -44,7 +44,7 @@ class Term:
     before: Term | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Engine:
     """One release of one engine.
 
@@ -65,6 +65,9 @@ class Engine:
 
     def __hash__(self) -> int:
         return hash((self.name, self.version))
+
+    def __repr__(self) -> str:
+        return f"<Engine: {self.name} {self.version}>"
 
     def launches(self, operator: str) -> int:
         """CUDA kernels of one call of the class `operator`; "moe_int4" falls back on "moe", an unknown class is 1."""

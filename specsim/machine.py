@@ -50,7 +50,7 @@ def stand_in(name: str, known: Collection[str]) -> str:
     return next(n for n in (*STAND_INS.get(name.split("_")[0], ()), "gemm_bf16") if n in known and n != name)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Machine:
     """Rates by class, all-reduce curves, launch costs and engine terms, in seconds and bytes.
 
@@ -81,6 +81,12 @@ class Machine:
     @cached_property
     def _nearest(self) -> dict[tuple[tuple[str, ...], int, str], Curve]:
         return {}
+
+    def __repr__(self) -> str:
+        held = (
+            f"{len(self.rates)} operator classes, {len(self.curves)} all-reduce curves, {len(self.terms)} engine terms"
+        )
+        return f"<Machine: {held}, {self.samples} samples>"
 
     def noting(self) -> Machine:
         """The machine for one evaluation: `read` then says what took part in it."""

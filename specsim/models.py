@@ -196,7 +196,8 @@ class DraftShape:
 
 @dataclass(frozen=True, repr=False)
 class Model(Shown):
-    """A whole model. `layers` is run-length encoded: (layer, how many), in the order of first appearance."""
+    """A whole model: sizes in elements, parameters as counts, `other_bytes` in bytes. `layers` is run-length encoded:
+    (layer, how many), in the order of first appearance."""
 
     page_from = "specsim.model_text"
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from specsim.asked import AModel, with_model
 from specsim.errors import InputError
 from specsim.files import write_atomically
 from specsim.launch_lines import sglang_adaptive, sglang_line, vllm_config, vllm_line
@@ -183,16 +184,17 @@ class Planned(Shown):
         }
 
 
-def plan(**options: Any) -> Planned:
+def plan(model: AModel | None = None, /, **options: Any) -> Planned:
     """Plan GPUs for a load: the options of `specsim plan`, with underscores.
 
-        >>> found = plan(model="Llama-3.1-8B", hardware=["1x-h200"], rate=2, tpot_ms=20)
+        >>> found = plan("Llama-3.1-8B", hardware=["1x-h200"], rate=2, tpot_ms=20)
         >>> found.met, found.plan.best.gpus
         (True, 1)
 
-    Options of the load and its targets are the fields of `Wanted`; all others are those of `specsim.scenario`, of which
+    Options of the load (requests a second, tokens) and its targets (ms) are the fields of `Wanted`; all others are those of `specsim.scenario`, of which
     hardware, tp, ep and draft_tokens may be lists. Raises InputError.
     """
+    options = with_model(model, options)
     names = {field.name for field in fields(Wanted)}
     wanted = Wanted(**{name: value for name, value in options.items() if name in names and value is not None})
     rate, requests, stats = wanted.load()

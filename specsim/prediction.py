@@ -147,7 +147,8 @@ def _whole(x: Array) -> int:
 
 
 def machine_of(s: Scenario, *, samples: int = 0, seed: int = 0) -> Machine:
-    """The scenario's machine, with parameter samples for intervals."""
+    """The scenario's machine in seconds and bytes, with parameter samples for intervals: sample 0 is the profile's own
+    value, and without samples every number has shape ()."""
     return build_machine(s.profile, s.engine, samples=samples, seed=seed)
 
 

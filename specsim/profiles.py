@@ -158,7 +158,10 @@ class EngineTerms(Group):
 
 
 class Profile(Shown, Strict):
-    """One box. Operator classes are keyed by name: docs/model.md lists them and what stands in for a missing one."""
+    """One box, in the units that its fields' names end in (_us, _gb_s, _gb, _mb, _tflops; message sizes in bytes).
+
+    Operator classes are keyed by name: docs/model.md lists them and what stands in for a missing one.
+    """
 
     page_from: ClassVar[str] = "specsim.profile_text"
 

@@ -15,7 +15,7 @@ LOW, HIGH = 0.1, 0.9  # an 80 % interval
 
 @dataclass(frozen=True)
 class Quantity:
-    """value in [low, high], an 80 % interval."""
+    """value in [low, high], an 80 % interval, in the unit that its field's name ends in."""
 
     value: float
     low: float

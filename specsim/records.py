@@ -116,3 +116,10 @@ class Record(_Strict):
     corrections: list[Correction] = []
     method: str = ""
     caveats: list[str] = []
+
+    def __repr__(self) -> str:
+        counts = {"points": len(self.points), "loads": len(self.loads), "samples": len(self.samples)}
+        held = ", ".join(f"{n:,} {what}" for what, n in counts.items() if n) or "empty"
+        return f"<Record: {self.name}, {self.kind}, {self.date[:10]}, {held}>"
+
+    __str__ = __repr__

@@ -341,9 +341,10 @@ def run(
     model: Path | None = None,
     draft: Path | None = None,
 ) -> Result:
-    """Replay the records at `path`. Raises InputError when there is none or none can be predicted.
+    """Predict what the records at `path` (a folder, or one) measured, and compare: times in ms, errors as fractions.
 
-    model, draft: see `complete`.
+    hardware: the profile to predict with, in place of each record's own. model, draft: see `complete`. Raises InputError
+    when there is no record, or none can be predicted.
     """
     records, left_out = load(Path(path))
     records, unknown = complete(records, model, draft)

@@ -44,9 +44,11 @@ LIMITS = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Scenario:
-    """Everything a cost depends on. batch, context, draft_tokens and num_steps are arrays that broadcast."""
+    """Everything a cost depends on. batch (sequences decoded together), context (tokens in each one's cache), draft_tokens
+    (rows a sequence verifies in a cycle, root included) and num_steps are float arrays that broadcast; a single one has
+    shape (1,) or ()."""
 
     model: Model
     draft: Model | None
@@ -71,6 +73,20 @@ class Scenario:
     def ndim(self) -> int:
         """Axes that batch, context and draft tokens broadcast to."""
         return max(self.batch.ndim, self.context.ndim, self.draft_tokens.ndim)
+
+    @property
+    def title(self) -> str:
+        """One line: which model on which box, engine and settings; arrays by their smallest and largest."""
+        draft = f" + {self.draft.name}" if self.draft is not None else ""
+        cut = "".join(f" {name} {n}" for name, n in (("EP", self.parallel.ep), ("DP", self.parallel.dp)) if n > 1)
+        drafting = "" if self.method == "none" else f", {self.method} with {_span(self.draft_tokens)} draft tokens"
+        return (
+            f"{self.model.name}{draft} on {self.profile.name}, {self.engine.name} {self.engine.version}, "
+            f"TP {self.parallel.tp}{cut}, batch {_span(self.batch)}, context {_span(self.context)}{drafting}"
+        )
+
+    def __repr__(self) -> str:
+        return f"<Scenario: {self.title}>"
 
     @cached_property
     def graph_phases(self) -> Mapping[str, bool]:
@@ -139,6 +155,11 @@ class Scenario:
         if self.acceptance is None or self.method == "none":
             return None
         return np.asarray(self.acceptance.length(self.num_steps, self.topk, self.draft_tokens))
+
+
+def _span(values: Array) -> str:
+    low, high = np.min(values), np.max(values)
+    return f"{low:.0f}" if low == high else f"{low:.0f} to {high:.0f}"
 
 
 def build(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from specsim.asked import scenario
+from specsim.asked import AModel, scenario, with_model
 from specsim.errors import InputError
 from specsim.launch_lines import read_ranges
 from specsim.pages import Shown
@@ -174,15 +174,17 @@ class Simulated(Shown):
         }
 
 
-def simulate(**options: Any) -> Simulated:
+def simulate(model: AModel | None = None, /, **options: Any) -> Simulated:
     """Simulate a server under load: the options of `specsim simulate`, with underscores.
 
-        >>> found = simulate(model="Llama-3.1-8B", hardware="1x-h200", method="none", concurrency=4, num_requests=20)
+        >>> found = simulate("Llama-3.1-8B", hardware="1x-h200", method="none", concurrency=4, num_requests=20)
         >>> found.run.metrics.completed
         20
 
-    Load options are the fields of `Load`; all others are those of `specsim.scenario`. Raises InputError.
+    Load options (requests a second, tokens, targets in ms) are the fields of `Load`; all others are those of
+    `specsim.scenario`. Latencies are in ms, throughput is in tokens and requests a second. Raises InputError.
     """
+    options = with_model(model, options)
     names = {field.name for field in fields(Load)}
     asked = {name: value for name, value in options.items() if name in names and value is not None}
     load = Load(**asked)

@@ -10,7 +10,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from specsim.errors import InputError, WorkError
 from specsim.files import write_atomically
 from specsim.pages import Shown
 from specsim.provenance import sources_of_all
+from specsim.scenarios import Scenario
 from specsim.sweep_rows import check_target, join_parts, records, write_part
 from specsim.sweeps import MOST_CASES, Case, Digest, Spec, Task, built, digest, front, shown, tasks_of
 
@@ -193,7 +194,7 @@ def _folder(out: Path, spec: Spec, cases: dict[int, Case]) -> Path:
     from specsim import sweep_rows
 
     scenarios = [lane.scenario for case in cases.values() for lane in case.lanes]
-    said = [f"{sorted(s.eager)} {replace(s, eager=frozenset())!r}" for s in scenarios]  # sets show in any order
+    said = [_contents(s) for s in scenarios]
     axes = repr(
         (spec.draft_tokens, spec.batch, spec.context, spec.kind, spec.acceptance, sweep_rows.COLUMNS, list(cases))
     )
@@ -209,6 +210,17 @@ def _folder(out: Path, spec: Spec, cases: dict[int, Case]) -> Path:
     except OSError as error:
         raise WorkError(f"{folder}: cannot be written: {error.strerror or error}") from None
     return folder
+
+
+def _contents(s: Scenario) -> str:
+    """All that a scenario's costs depend on, down to each number of the model, the box and the engine."""
+    parts: dict[str, Any] = {field.name: getattr(s, field.name) for field in fields(s) if field.name != "asked"}
+    parts["eager"] = sorted(s.eager)  # sets show in any order
+    parts["profile"] = s.profile.model_dump_json()
+    for name in ("model", "draft", "engine"):
+        part = parts[name]
+        parts[name] = part and {field.name: getattr(part, field.name) for field in fields(part)}
+    return repr(parts)
 
 
 def _part(folder: Path, task: Task, kind: str) -> Path:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from specsim.asked import NAMES, scenario_of
+from specsim.asked import NAMES, AModel, scenario_of, with_model
 from specsim.errors import InputError, did_you_mean
 from specsim.progress import report
 from specsim.sweep_run import Result, run
@@ -26,13 +26,16 @@ SINGLE = ("eager", "sglang_args", "vllm_args")  # these do not vary
 
 
 def sweep(
+    model: AModel | Sequence[AModel] | None = None,
+    /,
     *,
     out: str | Path | None = None,
     jobs: int = 1,
     cluster: str | None = None,
     **options: Any,
 ) -> Result:
-    """Predict every combination of options: those of `specsim.scenario`, each a value or several.
+    """Predict every combination of models and options: those of `specsim.scenario`, each a value or several. Times of the
+    rows are in ms, rates in tokens a second over the batch.
 
         >>> found = sweep(batch=[1, 8], draft_tokens=range(2, 5), accept_rate=0.7)
         >>> found.digest.configurations, len(found.rows)
@@ -41,6 +44,7 @@ def sweep(
     out: a .csv or .parquet file for the rows; without one, `rows` of the result holds up to 2,000. jobs: processes, -1 for
     one a core; cluster: "dask://HOST:PORT" or "ray" instead. Raises InputError, WorkError.
     """
+    options = with_model(model, options, several=True)
     return run(spec_of(options), out=None if out is None else Path(out), jobs=jobs, cluster=cluster, progress=report)
 
 

@@ -11,18 +11,7 @@ from specsim.quantities import Quantity
 
 def headline(p: Prediction) -> str:
     """One line: what is predicted."""
-    s = p.scenario
-    d = "" if s.method == "none" else f", {s.method} with {s.draft_tokens.reshape(-1)[0]:g} draft tokens"
-    draft = f" + {s.draft.name}" if s.draft is not None else ""
-    cut = (
-        f"TP {s.parallel.tp}"
-        + (f" EP {s.parallel.ep}" if s.parallel.ep > 1 else "")
-        + (f" DP {s.parallel.dp}" if s.parallel.dp > 1 else "")
-    )
-    return (
-        f"{s.model.name}{draft} on {s.profile.name}, {s.engine.name} {s.engine.version}, {cut}, "
-        f"batch {s.batch.reshape(-1)[0]:.0f}, context {s.context.reshape(-1)[0]:.0f}{d}"
-    )
+    return p.scenario.title
 
 
 def verdict(p: Prediction) -> str:

@@ -21,7 +21,7 @@ from specsim.pages import Grid, Shown
 ROOT = Path(__file__).resolve().parent.parent
 PUBLIC = """
     Acceptance InputError Model Prediction Profile Quantity Scenario SpecsimError WorkError
-    diagnose evaluate load_model load_profile machine_of observe plan predict read_launch scenario simulate sweep validate
+    diagnose evaluate fit load_model load_profile machine_of observe plan predict read_launch scenario simulate sweep validate
 """.split()  # noqa: SIM905
 
 
@@ -92,9 +92,62 @@ def test_functions_say_what_commands_say(capsys: pytest.CaptureFixture[str]) -> 
     assert run.json() == document(
         capsys, "simulate", *MODEL, "--method", "none", "--concurrency", "4", "--num-requests", "20"
     )
-    diagnosis = specsim.diagnose(decode_ms=12.1, verify_ms=29.5, draft_tokens=3, decode_at={3: 15.5})
-    words = ["--decode-ms", "12.1", "--verify-ms", "29.5", "--draft-tokens", "3", "--decode-at", "3=15.5"]
-    assert diagnosis.json() == document(capsys, "diagnose", *words)
+    diagnosis = specsim.diagnose(**SCENARIO, decode_ms=5.2, verify_ms=12, draft_tokens=4, decode_at={4: 5.4})
+    words = ["--decode-ms", "5.2", "--verify-ms", "12", "--draft-tokens", "4", "--decode-at", "4=5.4"]
+    assert diagnosis.json() == document(capsys, "diagnose", *MODEL, *words)
+
+
+def test_the_model_may_come_first() -> None:
+    """A name, a folder, a config.json or a loaded model, as `--model` has it; stated once."""
+    box: dict[str, Any] = {"hardware": "1x-h200"}
+    for model in ("Qwen3-8B", ROOT / "specsim" / "presets" / "Qwen3-8B.json", specsim.load_model("Qwen3-8B")):
+        assert specsim.predict(model, **box, samples=0).scenario.model.name == "Qwen3-8B"
+    assert specsim.scenario("Qwen3-8B", **box).title == specsim.scenario(model="Qwen3-8B", **box).title
+    assert specsim.plan("Qwen3-8B", **box, rate=1, method="none").plan.best.scenario.model.name == "Qwen3-8B"
+    run = specsim.simulate("Qwen3-8B", **box, method="none", concurrency=1, num_requests=1, output_tokens=2)
+    assert run.scenario.model.name == "Qwen3-8B"
+    swept = specsim.sweep(["Qwen3-8B", "Llama-3.1-8B"], **box, method="none")
+    assert [case["model"] for case in swept.json()["cases"]] == ["Qwen3-8B", "Llama-3.1-8B"]
+    with pytest.raises(specsim.InputError, match="did you mean 'Qwen3-8B'"):
+        specsim.predict("Qwen3-8", **box)
+    for wrong, told in ((8, "a int where a model is expected"), (specsim.scenario(), "a Scenario where a model")):
+        with pytest.raises(specsim.InputError, match=told):
+            specsim.scenario(wrong)  # type: ignore[arg-type]
+    with pytest.raises(specsim.InputError, match="the model is stated twice"):
+        specsim.predict("Qwen3-8B", model="Qwen3-8B")
+    with pytest.raises(specsim.InputError, match="a scenario and options"):
+        specsim.predict(specsim.scenario(), batch=8)
+
+
+def test_a_fit_is_what_the_command_says(capsys: pytest.CaptureFixture[str]) -> None:
+    record = str(ROOT / "validation" / "llama8b-e3-s3-eager.json")
+    found = specsim.fit(record)
+    assert repr(found).startswith("<Fitted: sglang: 2 terms fitted to 3 points")
+    assert found.json() == document(capsys, "fit", "--records", record)
+    assert found.profile().engines["sglang"].source.kind == "fitted"
+    assert found.boxes == ("1x-h200",)
+
+
+def test_objects_are_said_in_one_line() -> None:
+    """Those without a page too: what a scenario is made of, what its costs are, and records."""
+    s = specsim.scenario("Llama-3.1-8B", hardware="1x-h200", batch=[1, 8], draft_tokens=3)
+    machine = specsim.machine_of(s)
+    cost = specsim.evaluate(s, machine)
+    (record, *_) = specsim.observe(ROOT / "validation" / "llama8b-base.json")
+    for each in (s, s.engine, machine, cost, record):
+        assert re.fullmatch(r"<\w+: [^\n]{4,200}>", repr(each)), repr(each)
+    assert "batch 1 to 8" in repr(s)
+    assert f"decode {1e3 * cost.decode_s.min():.3g} to {1e3 * cost.decode_s.max():.3g} ms" in repr(cost)
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_docstrings_say_units_and_errors(name: str) -> None:
+    """A function that prices or measures says units, one that takes input the errors; a class of numbers its units."""
+    said = " ".join((getattr(specsim, name).__doc__ or "").split())
+    if name not in ("InputError", "SpecsimError", "WorkError", "read_launch", "load_model", "load_profile", "observe"):
+        assert re.search(r"\b(ms|seconds|bytes|tokens|units?|probability)\b", said), said
+    if name.islower() and name not in ("evaluate", "machine_of"):
+        assert "Raises InputError" in said
 
 
 def test_a_launch_line_is_a_keyword_as_well() -> None:
