@@ -274,7 +274,10 @@ def _agreement_verdict(document: Document) -> str:
     count = sum(n["matters"] for n in document["numbers"])
     missing = len(document["missing"])
     lacks = f"{document['b']} lacks {missing} of them, and the others" if missing else "they"
-    return f"{count} numbers make more than 5 % of a step; {lacks} differ by at most {document['worst']:.1%}."
+    judged = ""
+    if document.get("within") is not None:
+        judged = f" They {'agree' if document['agree'] else 'do not agree'} within {document['within']:.2%}."
+    return f"{count} numbers make more than 5 % of a step; {lacks} differ by at most {document['worst']:.1%}.{judged}"
 
 
 def _diff(document: Document) -> Iterator[Part]:

@@ -237,6 +237,7 @@ def test_verdicts_of_calibrations_and_weighed_profiles_say_what_their_numbers_sa
     found = document("hardware diff weighed")
     assert found["missing"] == ["allreduce.custom.2.graph"]
     assert "2x-h200-no-p2p lacks 1 of them, and the others differ by at most" in verdict_of(found)
+    assert verdict_of({**found, "within": 0.03, "agree": False}).endswith("They do not agree within 3.00%.")
     assert verdict_of({**found, "missing": []}).endswith(f"; they differ by at most {found['worst']:.1%}.")
 
 
