@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from bisect import bisect_left
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from specsim.errors import InputError
 from specsim.forward import STATE_BYTES, Parallel, weight_bytes
 from specsim.models import Model
-from specsim.scenarios import Scenario
+from specsim.scenarios import LIMITS, Scenario, check_heads
 
 Array = NDArray[np.float64]
 RESERVE = 0.08  # share of a GPU that graphs, activations, the CUDA context and fragmentation take; assumed
@@ -25,8 +28,16 @@ class Memory:
     capacity: float
 
     @property
+    def needed(self) -> float:
+        return self.weights + self.kv
+
+    @property
+    def usable(self) -> float:
+        return self.capacity * (1 - RESERVE)
+
+    @property
     def fits(self) -> bool:
-        return self.weights + self.kv <= self.capacity * (1 - RESERVE)
+        return self.needed <= self.usable
 
 
 def memory(s: Scenario) -> Memory:
@@ -37,6 +48,39 @@ def memory(s: Scenario) -> Memory:
     sequences = float(np.ceil(s.batch / s.parallel.dp).max())
     kv = sequences * sum(float(rank_kv(m, s.parallel, tokens)) + rank_state(m, s.parallel) for m in models)
     return Memory(weights, kv, s.profile.gpu.memory_gb * 1e9)
+
+
+def would_fit(s: Scenario) -> list[str]:
+    """What to change, one thing at a time, for a scenario to fit that does not: a smaller batch or else a shorter context,
+    more ranks, or more of the same GPUs than the box has. Empty where none of these helps."""
+
+    def fits(**changed: Any) -> bool:
+        return memory(replace(s, **changed)).fits
+
+    found: list[str] = []
+    for option, words, least in (("batch", "batch", 1), ("context", "a context of", 0)):
+        values = range(least, int(getattr(s, option).max()))
+        count = bisect_left(values, True, key=lambda n: not fits(**{option: np.asarray(float(n))}))
+        if count:
+            found.append(f"{words} {values[count - 1]:,}")
+            break
+    ranks = 2 * s.parallel.tp
+    while ranks <= LIMITS["tp"]:
+        parallel = replace(s.parallel, tp=ranks)
+        if _divides(s, parallel) and fits(parallel=parallel):
+            return [*found, f"TP {ranks}" + ("" if ranks <= s.profile.gpus else f" on {ranks} such GPUs")]
+        ranks *= 2
+    return found
+
+
+def _divides(s: Scenario, parallel: Parallel) -> bool:
+    try:
+        for model in (s.model, s.draft):
+            if model is not None:
+                check_heads(model, parallel)
+    except InputError:
+        return False
+    return True
 
 
 @lru_cache(maxsize=256)

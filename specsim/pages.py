@@ -15,17 +15,26 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-Style = Literal["", "title", "verdict", "faint", "warning", "alarm", "command"]
+Style = Literal["", "title", "verdict", "bad verdict", "faint", "warning", "alarm", "command"]
 WIDTH = 80  # where there is no terminal
 READABLE = 100  # columns that a line of prose takes at most
 GAP = "  "
 PROSE = 20  # columns that a prose cell is given before others move to a table below
 
-ANSI = {"title": "1", "verdict": "1", "faint": "2", "warning": "33", "alarm": "1;31", "command": "36"}
+ANSI = {
+    "title": "1",
+    "verdict": "1",
+    "bad verdict": "1;31",
+    "faint": "2",
+    "warning": "33",
+    "alarm": "1;31",
+    "command": "36",
+}
 TAGS = {
     "": "<p>{}</p>",
     "title": "<p><b>{}</b></p>",
     "verdict": "<p><strong>{}</strong></p>",
+    "bad verdict": "<p><strong>{}</strong></p>",
     "faint": "<p><small>{}</small></p>",
     "warning": "<p><em>{}</em></p>",
     "alarm": "<p><strong>{}</strong></p>",
@@ -89,9 +98,10 @@ class Shown:
         for line in self.page():
             if not isinstance(line, Line):
                 break
-            if line.style in ("title", "verdict"):
-                found[line.style] = line.text
-            if line.style == "verdict":  # what follows it need not be laid out
+            if line.style == "title":
+                found["title"] = line.text
+            if line.style in ("verdict", "bad verdict"):  # what follows it need not be laid out
+                found["verdict"] = line.text
                 break
         return found
 

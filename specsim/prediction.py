@@ -68,6 +68,11 @@ class Prediction(Shown):
     memory: Memory | None = None
     warnings: tuple[str, ...] = field(default=())
 
+    @property
+    def fits(self) -> bool:
+        """Whether the GPUs hold it; times of what does not fit are what they would be on GPUs with more memory."""
+        return self.memory is None or self.memory.fits
+
     def part_ms(self, phase: str, component: str) -> float:
         """ms of one component of a phase, 0 when absent."""
         return sum(p.ms for p in self.parts if p.phase == phase and p.component == component)
@@ -164,7 +169,7 @@ def predict(s: Scenario, *, samples: int = SAMPLES, seed: int = 0, machine: Mach
     c = evaluate(s, machine)
     batch = float(s.batch.reshape(-1)[0])
     need = memory(s)
-    warnings = [*s.warnings, *_warnings(s, c.classes, need)]
+    warnings = [*s.warnings, *_warnings(s, c.classes)]
     decode_host = ("decode", c.decode_host, machine.terms_source)
     parts = [*_parts("decode", c.decode), *_host_part(*decode_host)]
     amounts = {"decode_ms": c.decode_s * 1e3, "decode_tokens_per_s": batch / c.decode_s}
@@ -238,7 +243,7 @@ def _host_part(phase: str, seconds: Array, source: str) -> list[Part]:
     return [Part(phase, "host", float(seconds.reshape(-1)[0]) * 1e3, 1, 0.0, source)]
 
 
-def _warnings(s: Scenario, classes: Iterable[str], need: Memory) -> list[str]:
+def _warnings(s: Scenario, classes: Iterable[str]) -> list[str]:
     out = []
     if s.profile.cpu:
         out.append(f"profile {s.profile.name} was made without a GPU: its times say nothing about one")
@@ -247,11 +252,4 @@ def _warnings(s: Scenario, classes: Iterable[str], need: Memory) -> list[str]:
     for name in classes:
         if name not in known:
             out.append(f"{s.profile.name} has no {name}: {stand_in(name, known)} stands in, with a wider interval")
-    if not need.fits:
-        mends = ["raise --tp"] if s.parallel.tp < s.profile.gpus else []
-        mends += ["take another --hardware"] if need.weights > need.capacity else ["lower --batch and --context"]
-        out.append(
-            f"does not fit: {need.weights / 1e9:.1f} GB of weights and {need.kv / 1e9:.1f} GB of KV cache a GPU of "
-            f"{need.capacity / 1e9:.0f} GB; {' or '.join(mends)}"
-        )
     return out

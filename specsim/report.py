@@ -75,7 +75,8 @@ def _body(document: Mapping[str, Any], title: str, charts: Sequence[Chart]) -> I
     yield '<a class="skip" href="#charts">To the charts</a>'
     yield f"<header><h1>{escape(title)}</h1>"
     if verdict:
-        yield f'<p class="verdict">{escape(verdict)}</p>'
+        bad = " bad" if (document.get("memory") or {}).get("fits") is False else ""
+        yield f'<p class="verdict{bad}">{escape(verdict)}</p>'
     yield "</header>"
     yield "<main>"
     if notes := [*document.get("warnings", []), *document.get("caveats", [])]:

@@ -220,7 +220,7 @@ def build(
     if kind == "none" and (draft_tokens is not None or num_steps is not None or topk is not None):
         warnings.append("without speculation draft tokens, steps and topk have no meaning and are left out")
     if drafter is not None:
-        _check_heads(drafter, parallel)
+        check_heads(drafter, parallel)
         if kind == "draft-model" and drafter.vocab != target.vocab:
             warnings.append(f"{drafter.name} has {drafter.vocab} tokens, {target.name} {target.vocab}: they must share a tokenizer")  # fmt: skip
     target_warnings = [*target.warnings, *(drafter.warnings if drafter is not None and draft is not None else ())]
@@ -335,7 +335,7 @@ def _parallel(
         )
     check_ranks(profile, ranks)
     parallel = Parallel(ranks, groups, dp)
-    _check_heads(model, parallel)
+    check_heads(model, parallel)
     return parallel
 
 
@@ -348,7 +348,7 @@ def check_ranks(profile: Profile, ranks: int) -> None:
         raise InputError(f"{profile.name} has no all-reduce curve, which tp {ranks} needs", where="--tp", mend=mend)
 
 
-def _check_heads(model: Model, parallel: Parallel) -> None:
+def check_heads(model: Model, parallel: Parallel) -> None:
     """Raise InputError where the ranks of one attention layer do not divide its heads, or neither divide its K/V heads
     nor are divided by them."""
     ranks = parallel.attention

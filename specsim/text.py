@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from specsim.memory import would_fit
 from specsim.pages import Grid, Line, Page, grid
 from specsim.prediction import Prediction
 from specsim.quantities import Quantity
@@ -15,7 +16,21 @@ def headline(p: Prediction) -> str:
 
 
 def verdict(p: Prediction) -> str:
-    """One sentence: does speculation pay here, and what it would need."""
+    """Whether it fits where it does not, and then one sentence: does speculation pay here, and what it would need."""
+    said = _speculation(p)
+    m = p.memory
+    if m is None or m.fits:
+        return said
+    there = f"{m.usable / 1e9:,.1f} of {m.capacity / 1e9:,.0f} GB can be used"
+    mends = would_fit(p.scenario)
+    fit = f"{' or '.join(mends)} would fit" if mends else "take another box"
+    return (
+        f"Does not fit: it needs {m.needed / 1e9:,.1f} GB a GPU, {there}; {fit}. "
+        f"With enough memory: {said[:1].lower()}{said[1:]}"
+    )
+
+
+def _speculation(p: Prediction) -> str:
     if p.cycle_ms is None or p.breakeven_length is None:
         return f"No speculation: {p.decode_ms} ms a step, {p.decode_tokens_per_s} tokens a second."
     d = p.scenario.draft_tokens.reshape(-1)[0]
@@ -92,7 +107,7 @@ def page(p: Prediction, explain: bool = False) -> Page:
     """The prediction as people see it; `explain` adds where the time goes and where the numbers come from."""
     yield Line(headline(p), "title")
     yield Line()
-    yield Line(verdict(p), "verdict")
+    yield Line(verdict(p), "verdict" if p.fits else "bad verdict")
     yield Line()
     yield grid(("~", ">", "", "80 % interval"), rows(p), keys=3)
     if p.speedup is None and p.breakeven_length is not None:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from builders import dense
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from specsim.configs import list_presets, load_model
+from specsim.configs import list_presets, load_model, load_preset
 from specsim.forward import Parallel, attention_core
-from specsim.memory import rank_kv, rank_kv_per_token, rank_weights
+from specsim.memory import memory, rank_kv, rank_kv_per_token, rank_weights, would_fit
 from specsim.models import DraftShape, Format, Projection
+from specsim.profiles import load_shipped
+from specsim.scenarios import build
 
 
 def test_a_window_bounds_the_cache() -> None:
@@ -60,6 +65,22 @@ def test_the_matrices_a_drafter_runs_for_each_token_are_in_memory() -> None:
     with_fc = replace(dense(), draft=DraftShape("dspark", Projection("fc", 64, 64), block=4))
     with_both = replace(with_fc, draft=DraftShape("dspark", Projection("fc", 64, 64), block=4, token_heads=(head,)))
     assert rank_weights(with_both, Parallel()) - rank_weights(with_fc, Parallel()) == 200_000
+
+
+@settings(max_examples=30)
+@given(st.integers(1, 4096), st.integers(0, 2**20), st.sampled_from(["gpt-oss-120b", "Qwen3-8B", "DeepSeek-R1"]))
+def test_what_is_said_to_fit_does_and_one_more_does_not(batch: int, context: int, model: str) -> None:
+    s = build(model=load_preset(model), hardware=load_shipped("2x-h200"), tp=1, batch=batch, context=context)
+    if memory(s).fits:
+        return
+    for words in would_fit(s):
+        if words.startswith("TP"):
+            option, found, more = "tp", int(words.split()[1]), 0
+        else:
+            option, found, more = "batch" if "batch" in words else "context", int(words.split()[-1].replace(",", "")), 1
+        for n in (found, found + more)[: 1 + more]:
+            at = {"parallel": Parallel(n)} if option == "tp" else {option: np.asarray(float(n))}
+            assert memory(replace(s, **at)).fits == (n == found)
 
 
 @pytest.mark.parametrize("name", [p.name for p in list_presets()])

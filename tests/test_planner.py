@@ -126,6 +126,22 @@ def test_any_options_give_the_document_or_the_error_of_the_command_line(options)
     assert document == (err if stop.value.code else out).getvalue()
 
 
+@pytest.mark.parametrize(
+    ("options", "mood"),
+    [
+        ({"hardware": "1x-h200", "model": "DeepSeek-R1", "accept-rate": "0.9"}, "unfit"),  # whatever speculation gains
+        ({"hardware": "8x-h200", "model": "DeepSeek-R1", "accept-rate": "0.9"}, "gain"),
+        ({"accept-rate": "0.1"}, "loss"),
+        ({}, "open"),
+        ({"method": "none"}, "none"),
+    ],
+)
+def test_the_colour_of_a_verdict(options, mood):
+    shown = json.loads(PLANNER.answer({"options": options}))
+    assert shown["mood"] == mood
+    assert shown["verdict"].startswith("Does not fit") == (mood == "unfit")
+
+
 def test_a_dropped_file_is_read_as_the_command_line_reads_it(tmp_path, monkeypatch, capsys):
     (tmp_path / "mine.json").write_text((PRESETS / "Qwen3-8B.json").read_text())
     (tmp_path / "my-box.yaml").write_text((folder() / "1x-h200.yaml").read_text())

@@ -256,11 +256,17 @@ CHECKS = """() => {
 
 @pytest.mark.parametrize(
     ("scheme", "fragment"),
-    [("light", "#accept-rate=0.6"), ("dark", "#accept-rate=0.95&hardware=8x-h200"), ("dark", "#method=none")],
+    [
+        ("light", "#accept-rate=0.6"),
+        ("dark", "#accept-rate=0.95&hardware=8x-h200"),
+        ("dark", "#method=none&model=DeepSeek-R1&hardware=1x-h200"),
+    ],
 )
 def test_names_descriptions_tables_and_contrast(scheme, fragment, opened):
     page = opened(fragment, color_scheme=scheme)
     assert page.evaluate(CHECKS) == []
+    unfit = page.locator("#answer").get_attribute("data-mood") == "unfit"
+    assert unfit == ("DeepSeek" in fragment) == page.locator("#verdict").inner_text().startswith("Does not fit")
     dark = page.evaluate("getComputedStyle(document.body).backgroundColor") != "rgb(255, 255, 255)"
     assert dark == (scheme == "dark")
 

@@ -282,27 +282,29 @@ def test_a_broken_config_names_its_place(
     assert expected in err
 
 
-def test_a_model_that_does_not_fit_is_a_warning_with_the_bytes(capsys: pytest.CaptureFixture[str]) -> None:
-    p = document(capsys, "--model", "Llama-3.1-405B", "--hardware", "8x-h100", "--tp", "2", "--method", "none")
-    assert p["memory"]["fits"] is False
-    assert any("does not fit" in w and "GB" in w for w in p["warnings"])
-
-
 @pytest.mark.parametrize(
-    ("arguments", "mend"),
+    ("arguments", "said"),
     [
-        ((), "GB; take another --hardware"),  # 673 GB of weights on 150 GB
-        (("--batch", "4096", "--context", "64k", "--model", "Qwen3-8B"), "GB; lower --batch and --context"),
-        (("--hardware", "8x-h100", "--tp", "1"), "GB; raise --tp or take another --hardware"),
+        ((), "it needs 673.3 GB a GPU, 138.1 of 150 GB can be used; TP 8 on 8 such GPUs would fit."),
+        (("--hardware", "8x-h200", "--tp", "1"), "TP 8 would fit."),
+        (("--batch", "64", "--context", "64k", "--model", "Qwen3-8B"), "138.1 of 150 GB can be used; batch 12 or TP 8 on 8 such GPUs would fit."),
+        (("--context", "4m", "--model", "Qwen3-8B"), "a context of 825,401 or TP 8 on 8 such GPUs would fit."),
     ],
-)
-def test_what_does_not_fit_is_told_what_would(
-    arguments: tuple[str, ...], mend: str, capsys: pytest.CaptureFixture[str]
+)  # fmt: skip
+def test_a_verdict_says_first_that_it_does_not_fit_and_what_would(
+    arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A smaller batch never makes room for weights that alone are too large."""
+    """A smaller batch never makes room for weights that alone are too large. Qwen3-8B keeps 36 x 2 x 8 x 128 x 2 = 147,456
+    bytes a token: (138.1 - 16.4) GB hold 825 thousand. The numbers are there all the same."""
     base = ("--model", "DeepSeek-R1", "--hardware", "1x-h200", "--method", "none")
     p = document(capsys, *base, *arguments)
-    assert [w.endswith(mend) for w in p["warnings"] if "does not fit" in w] == [True]
+    assert p["memory"]["fits"] is False
+    assert p["verdict"].startswith("Does not fit: it needs ")
+    assert said in p["verdict"]
+    assert f"With enough memory: no speculation: {p['decode_ms']['value']:,.0f}"[:-1] in p["verdict"]
+    code, out, _ = run(capsys, "predict", *base, *arguments)
+    assert code == 0
+    assert out.splitlines()[2] == p["verdict"]
 
 
 @pytest.mark.parametrize(

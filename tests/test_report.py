@@ -105,6 +105,13 @@ def test_the_content_policy_allows_the_scripts_of_the_file_and_nothing_else(name
     assert set(rules) == {"default-src", "script-src", "style-src", "img-src", "base-uri", "form-action"}
 
 
+def test_a_verdict_of_what_does_not_fit_is_marked():
+    fits = document("prediction")
+    unfit = {**fits, "memory": {**fits["memory"], "fits": False}}
+    assert 'class="verdict"' in report(fits)
+    assert 'class="verdict bad"' in report(unfit)
+
+
 def test_the_document_can_be_taken_out_of_the_report_whole():
     found = document("prediction")
     (link,) = [a["href"] for a in Reader(report(found)).named("a") if "download" in a]

@@ -338,7 +338,9 @@ def _check(options: Mapping[str, Any]) -> None:
 
 
 def mood(p: Prediction) -> str:
-    """The verdict as one word, for its colour: gain, loss, either, open (no acceptance given) or none."""
+    """The verdict as one word, for its colour: unfit, gain, loss, either, open (no acceptance given) or none."""
+    if not p.fits:
+        return "unfit"
     if p.breakeven_length is None:
         return "none"
     if not p.reachable:
