@@ -162,6 +162,7 @@ def _workers(
         host, base = setting.master.rsplit(":", 1)
         port = int(base) + turn
     environment = {**os.environ, **stage.environment, "PYTHONUNBUFFERED": "1"}
+    environment.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # GPU numbers as nvidia-smi has them
     if not setting.allow_multicast:
         environment |= NO_MULTICAST
     if setting.nodes == 1:
@@ -265,30 +266,43 @@ def _hung(stage: Stage, states: list[dict[str, Any]]) -> tuple[str, str]:
 def _died(
     stage: Stage, setting: Setting, states: list[dict[str, Any]], codes: list[int | None], dead: list[int], first: int
 ) -> tuple[str, str]:
-    culprit = next((i for i in dead if states[i].get("error")), None)
-    culprit = next((i for i in dead if (codes[i] or 0) < 0), dead[0]) if culprit is None else culprit
+    culprit = min(dead, key=lambda i: _guilt(codes[i] or 0, states[i]))
     state, code = states[culprit], codes[culprit] or 0
     how = f"was killed by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"ended with code {code}"
-    why = state.get("error") or _last_line(setting.folder / "logs" / f"{stage.name}.rank{first + culprit}.log")
+    log = setting.folder / "logs" / f"{stage.name}.rank{first + culprit}.log"
+    why = state.get("error") or _last_line(log, state.get("log_bytes", 0))
     where = state.get("operation") or "its start"
     return f"{stage.name}: rank {first + culprit} {how} in {where}" + (f": {why}" if why else ""), state.get("key", "")
 
 
-def _last_line(log: Path) -> str:
+def _guilt(code: int, state: dict[str, Any]) -> tuple[int, float]:
+    """Orders dead ranks, the one that brought the others down first: killed, then the first error, then aborted, then any."""
+    if code < 0 and -code != signal.SIGABRT:  # an abort is how libraries answer a lost peer
+        return 0, 0.0
+    if state.get("error"):
+        return 1, state["since"]
+    return (2 if code < 0 else 3), 0.0
+
+
+def _last_line(log: Path, begin: int) -> str:
+    """The last line that was written after the first `begin` bytes."""
     with contextlib.suppress(OSError):
-        lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+        said = log.read_bytes()[begin:].decode(errors="replace")
+        lines = [line.strip() for line in said.splitlines() if line.strip()]
         return lines[-1][:300] if lines else ""
     return ""
 
 
 def _record_failure(folder: Path, stage: Stage, key: str, text: str) -> None:
+    """A failed case's result. What a rank wrote of it stays, but that its error is what the launcher saw: the rank that
+    writes is seldom the one that died. A result that is there stays whole."""
     path = folder / "done" / f"{key}.json"
-    if path.exists():
-        with contextlib.suppress(OSError, ValueError):
-            if json.loads(path.read_text()).get("status"):
-                return  # the worker's own account is better; a result that is there stays
     measure, operator = key.split(".")[:2]
-    document = {
-        "key": key, "stage": stage.name, "measure": measure, "operator": operator, "status": "failed", "error": text, "at": time.time()
-    }  # fmt: skip
-    write_atomically(path, dumps(document))
+    document: dict[str, Any] = {"key": key, "stage": stage.name, "measure": measure, "operator": operator}
+    with contextlib.suppress(OSError, ValueError):
+        document |= json.loads(path.read_text())
+        if document.get("status") == "done":
+            return
+    write_atomically(
+        path, dumps({**document, "status": "failed", "error": text, "at": document.get("at", time.time())})
+    )

@@ -8,8 +8,10 @@ Nothing is timed. Some boxes return wrong data over peer access, mostly because 
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
@@ -44,11 +46,13 @@ class Check:
 
     def __init__(self) -> None:
         self.lines: list[str] = []
-        self.error = ""
         try:
+            # a pipe that nobody empties would stop the check
+            self.said = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "specsim.calibration.peers"], stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True,
+                stdout=subprocess.PIPE, stderr=self.said, text=True, errors="replace", start_new_session=True,
+                env={"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **os.environ},  # GPU numbers as nvidia-smi has them
             )  # fmt: skip
         except OSError as error:
             raise RuntimeError(f"cannot start: {error.strerror}") from None
@@ -65,8 +69,8 @@ class Check:
         why = ""
         try:
             code = self.process.wait(timeout=max(0.1, until - time.monotonic()))
-            assert self.process.stderr is not None
-            said = self.process.stderr.read().strip().splitlines()
+            self.said.seek(0)
+            said = self.said.read().strip().splitlines()
             why = (said[-1][:160] if said else f"it ended with code {code}") if code else ""
         except subprocess.TimeoutExpired:
             why = "it took too long"
@@ -75,6 +79,9 @@ class Check:
             with contextlib.suppress(subprocess.TimeoutExpired):  # a driver that hangs holds even a killed process
                 self.process.wait(timeout=1.0)
             self.reader.join(timeout=0.5)
+            self.said.close()
+            if self.process.stdout is not None and not self.reader.is_alive():
+                self.process.stdout.close()
         found: dict[str, int] = {}
         for line in self.lines:
             words = line.split()

@@ -39,11 +39,14 @@ def main(arguments: list[str]) -> int:
     _die_with_parent(parent)
     stage = json.loads(Path(arguments[0]).read_text())
     reporter = Reporter(Path(stage["folder"]), stage["name"], int(os.environ["RANK"]))
-    reporter.state("starting", "importing torch, joining the group", timeout_s=float(stage.get("start_timeout_s", 180)))
     try:
+        reporter.state(
+            "starting", "importing torch, joining the group", timeout_s=float(stage.get("start_timeout_s", 180))
+        )
         context = _context(stage)
         code = _run(context, stage, reporter)
-        reporter.state("finished", "waiting for the other ranks", timeout_s=1e9)
+        if code == 0:  # else its last state says what went wrong
+            reporter.state("finished", "waiting for the other ranks", timeout_s=1e9)
     except WorkError as error:
         sys.stderr.write(f"{error}\n")
         return DISK_FULL
@@ -106,6 +109,7 @@ def _one(context: Context, module: Any, case: Case, key: str, reporter: Reporter
         if not lost and not _meet(context, case, key, wait=True):  # the others hang in it: all must be replaced
             lost = True
         if lost:
+            _give_up(context)
             reporter.state("error", case.size, key=key, error=f"{type(error).__name__}: {error}"[:300])
     for name in ("moe_path", "moe_key"):
         context.cache.pop(name, None)
@@ -117,7 +121,8 @@ def _one(context: Context, module: Any, case: Case, key: str, reporter: Reporter
 
 
 def _meet(context: Context, case: Case, key: str, *, wait: bool) -> bool:
-    """Tell the other ranks of a case that this one is through; with `wait`, whether all of them are within seconds."""
+    """Tell the other ranks of a case that this one is through; with `wait`, whether all of them are within seconds and none
+    has given up. One that gives up says so before it goes: its end is an error in the others, of the same case."""
     if case.ranks < 2:
         return True
     store = context.cache["store"]
@@ -126,9 +131,15 @@ def _meet(context: Context, case: Case, key: str, *, wait: bool) -> bool:
         return True
     try:
         store.wait([f"through/{key}/{r}" for r in range(case.ranks)], timedelta(seconds=MEET_S))
-        return True
+        return not store.check(["lost"])
     except Exception:  # torch raises its own store errors, by version
         return False
+
+
+def _give_up(context: Context) -> None:
+    if context.world > 1:
+        with contextlib.suppress(Exception):  # the rank that holds the store may be gone
+            context.cache["store"].set("lost", str(context.rank))
 
 
 def _cuda_lost(context: Context, error: Exception) -> bool:
@@ -156,7 +167,7 @@ class Reporter:
         self.step += 1
         document = {
             "rank": self.rank, "pid": os.getpid(), "state": state, "operation": operation, "key": key,
-            "step": self.step, "since": time.time(), "timeout_s": timeout_s, "error": error,
+            "step": self.step, "since": time.time(), "timeout_s": timeout_s, "error": error, "log_bytes": _log_bytes(),
         }  # fmt: skip
         write_atomically(self.folder / f"{self.stage}.rank{self.rank}.json", dumps(document))
 
@@ -173,12 +184,25 @@ class Reporter:
         write_atomically(self.folder / "done" / f"{key}.json", dumps(document))
 
     def failed(self, key: str, case: Case, started: float, error: Exception) -> None:
+        """The first rank's account stays: the others' errors follow from it."""
+        path = self.folder / "done" / f"{key}.json"
+        with contextlib.suppress(OSError, ValueError):
+            if json.loads(path.read_text())["status"] == "failed":
+                return
         document = {
             **case_document(case), "key": key, "stage": self.stage, "status": "failed", "rank": self.rank,
             "error": f"rank {self.rank}: {type(error).__name__}: {error}"[:500],
             "traceback": traceback.format_exc()[-3000:], "took_s": time.time() - started, "at": started,
         }  # fmt: skip
-        write_atomically(self.folder / "done" / f"{key}.json", dumps(document))
+        write_atomically(path, dumps(document))
+
+
+def _log_bytes() -> int:
+    """How long this process's log is by now, 0 where it has none."""
+    try:
+        return os.fstat(sys.stderr.fileno()).st_size
+    except (OSError, ValueError):
+        return 0
 
 
 def _context(stage: dict[str, Any]) -> Context:

@@ -117,6 +117,47 @@ def test_wrong_data_between_gpus_are_an_error(monkeypatch: pytest.MonkeyPatch) -
     assert found.document()["peer_data"] == {"0-1": 0, "1-0": 4096}
 
 
+# torch as far as the check uses it: two GPUs, of which 1 gets 5 wrong values; a driver that talks more than a pipe holds.
+FAKE_TORCH = """
+import os, sys
+int32 = uint8 = None
+sys.stderr.write("a warning of the driver " * 5000)
+assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+
+class Values:
+    def __init__(self, wrong=0): self.wrong = wrong
+    def remainder(self, n): return self
+    def to(self, where): return self
+    def cpu(self): return self
+    def __ne__(self, other): return self
+    def sum(self): return self.wrong
+    def copy_(self, other): self.wrong = 5 * (self.where == ("cuda", 1))
+
+def arange(n, dtype): return Values()
+def device(*name): return name
+def zeros(n, dtype, device):
+    found = Values()
+    found.where = device
+    return found
+
+class cuda:
+    is_available = staticmethod(lambda: True)
+    device_count = staticmethod(lambda: 2)
+    synchronize = staticmethod(lambda where: None)
+    can_device_access_peer = staticmethod(lambda a, b: True)
+"""
+
+
+def test_the_check_of_peers_compares_every_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from specsim.calibration.peers import Check
+
+    (tmp_path / "torch.py").write_text(FAKE_TORCH)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert Check().finish(time.monotonic() + 30) == ({"0-1": 5, "1-0": 0}, "")
+    (tmp_path / "torch.py").write_text("raise RuntimeError('CUDA error: system not yet initialized')")
+    assert Check().finish(time.monotonic() + 30) == ({}, "RuntimeError: CUDA error: system not yet initialized")
+
+
 def test_throttling_and_slow_links_under_load_are_told() -> None:
     """GPU 1 is busy in both looks: power cap in one, PCIe gen 3 in both. GPU 0 is idle: its gen 1 is usual."""
     idle = {"pcie.link.gen.current": "1", "utilization.gpu": "0", "clocks_event_reasons.active": "0x4"}

@@ -31,12 +31,15 @@ from specsim.calibration.context import Case, Measurement
 
 NAME, RANKS = "faulty", "groups"
 
+sys.modules["__main__"].MEET_S = 1.0
+
 def cases(context):
-    return [Case("faulty", name, {"bytes": 4096}, ranks=context.world, timeout_s=2.0) for name in ("before", "bad", "after")]
+    names = ("before", *context.options["faults"], "after")
+    return [Case("faulty", name, {"bytes": 4096 + i}, ranks=context.world, timeout_s=2.0) for i, name in enumerate(names)]
 
 def run(context, case):
-    fault = context.options["fault"]
-    if case.operator == "bad" and (context.rank == 1 or fault in ("raise-all", "full")):
+    fault = case.operator
+    if context.rank == 1 or fault in ("raise-all", "full"):
         if fault == "hang":
             time.sleep(1000)
         if fault == "kill":
@@ -161,7 +164,7 @@ def test_an_engines_kernel_runs_on_plain_memory_and_wrong_sums_are_told(tmp_path
 
 @pytest.fixture
 def faulty(tmp_path: Path) -> Path:
-    """A folder whose package `faulty` holds a measurement with a fault in the second of three cases."""
+    """A folder whose package `faulty` holds a measurement with cases that go wrong, between a good first and last one."""
     package = tmp_path / "code" / "faulty"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("")
@@ -169,14 +172,14 @@ def faulty(tmp_path: Path) -> Path:
     return package.parent
 
 
-def run_faulty(folder: Path, code: Path, fault: str) -> tuple[dict[str, dict[str, Any]], list[str]]:
+def run_faulty(folder: Path, code: Path, *faults: str) -> tuple[list[dict[str, Any]], list[str]]:
     from specsim.calibration.launch import Setting, Stage, results, run_stage
 
     path = os.pathsep.join([str(code), *filter(None, [os.environ.get("PYTHONPATH")])])
-    stage = Stage("faults", ("faulty.measures",), 2, {"PYTHONPATH": path}, {"fault": fault})
+    stage = Stage("faults", ("faulty.measures",), 2, {"PYTHONPATH": path}, {"faults": faults})
     troubles = run_stage(stage, Setting(folder, cpu=True, quick=True), lambda kind, details: None)
     assert workers(folder) == []
-    return {r["operator"]: r for r in results(folder)}, troubles
+    return results(folder), troubles
 
 
 def workers(folder: Path) -> list[int]:
@@ -201,41 +204,46 @@ def calibrate(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]
     return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=150, cwd=cwd)
 
 
-@pytest.mark.parametrize("fault", ["hang", "kill", "raise", "raise-all"])
-def test_a_bad_case_is_recorded_and_the_others_are_measured(tmp_path: Path, faulty: Path, fault: str) -> None:
-    found, troubles = run_faulty(tmp_path / "out", faulty, fault)
-    assert {n: r["status"] for n, r in found.items()} == {"before": "done", "bad": "failed", "after": "done"}
-    if fault == "hang":
-        assert "hung for" in troubles[0]
-        assert "bad bytes 4096" in troubles[0]
-        assert "rank 1" in troubles[0]
-    elif fault == "kill":
-        assert "rank 1 was killed by signal 9 (SIGKILL) in bad bytes 4096" in troubles[0]
-    else:
-        assert "planted" in found["bad"]["error"]
-    if fault == "raise-all":
-        assert troubles == []  # all ranks came through: no restart
+def test_bad_cases_are_recorded_and_the_others_are_measured(tmp_path: Path, faulty: Path) -> None:
+    """Faults one after the other, a good case before and after them: an error in all ranks needs no new processes; a killed
+    rank, one that hangs and one that fails while the other waits for it are replaced, and told."""
+    made, troubles = run_faulty(tmp_path / "out", faulty, "raise-all", "kill", "hang", "raise")
+    found = {r["operator"]: r for r in made}
+    assert {n for n, r in found.items() if r["status"] == "done"} == {"before", "after"}
+    assert len(found) == 6
+    killed, hung, failed = troubles
+    assert killed.endswith("rank 1 was killed by signal 9 (SIGKILL) in kill bytes 4098")
+    assert found["kill"]["error"] == killed
+    assert found["kill"]["params"] == {"bytes": 4098}
+    assert "hung for 2 s: hang bytes 4099" in hung
+    assert "rank 1" in hung
+    assert failed.endswith("rank 1 ended with code 3 in raise bytes 4100: RuntimeError: planted")
+    assert found["raise"]["error"] == failed
+    assert "planted" in found["raise-all"]["error"]
+
+
+def test_the_dead_rank_that_is_named() -> None:
+    """A killed rank before those whose connection it closed; the first error before later ones; aborts follow from them."""
+    from specsim.calibration.launch import _guilt
+
+    def order(*ranks: tuple[int, dict[str, Any]]) -> list[int]:
+        return sorted(range(len(ranks)), key=lambda i: _guilt(*ranks[i]))
+
+    late, early = ({"error": "Connection closed", "since": 9.0}, {"error": "planted", "since": 8.0})
+    assert order((3, late), (-9, {}), (3, early)) == [1, 2, 0]
+    assert order((-6, {"error": "", "since": 1.0}), (1, {}), (3, early)) == [2, 0, 1]
 
 
 def test_an_operator_that_hangs_again_is_given_up(tmp_path: Path, faulty: Path) -> None:
-    """Six sizes of an operator that all hang for their 2 s: two are waited for, four are recorded as not tried."""
+    """Six sizes of an operator that all hang for their half second: two are waited for, four are recorded as not tried."""
     code = faulty / "faulty" / "measures.py"
-    code.write_text(
-        code.read_text()
-        .replace('for name in ("before", "bad", "after")]', 'for name in ("before", *["bad"] * 6, "after")]')
-        .replace('{"bytes": 4096}', '{"bytes": 4096 + next(COUNT)}')
-        .replace("NAME, RANKS", "import itertools\nCOUNT = itertools.count()\nNAME, RANKS")
-        .replace("timeout_s=2.0", "timeout_s=0.5")
-    )
-    from specsim.calibration.launch import results
-
+    code.write_text(code.read_text().replace("timeout_s=2.0", "timeout_s=0.5"))
     start = time.monotonic()
-    run_faulty(tmp_path / "out", faulty, "hang")
-    found = results(tmp_path / "out")
+    found, _ = run_faulty(tmp_path / "out", faulty, *["hang"] * 6)
     assert [r["operator"] for r in found if r["status"] == "done"] == ["after", "before"]
-    bad = [r["error"] for r in found if r["operator"] == "bad"]
+    bad = [r["error"] for r in found if r["operator"] == "hang"]
     assert sum("hung for" in e for e in bad) == 2
-    assert sum("not tried: bad over 2 ranks hung" in e for e in bad) == 4
+    assert sum("not tried: hang over 2 ranks hung" in e for e in bad) == 4
     assert time.monotonic() - start < 60
 
 
@@ -259,58 +267,45 @@ def test_a_launcher_that_cannot_write_says_so(tmp_path: Path, monkeypatch: pytes
         launch.run_stage(launch.Stage("one", ("peak",), 1), launch.Setting(tmp_path / "out", cpu=True), lambda *_: None)
 
 
-def test_two_ranks_end_to_end(tmp_path: Path) -> None:
-    """The whole quick calibration on CPU: a profile that loads, a record, a plot, JSON alone on standard output."""
+def specsim(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    """A command in this process: code, output, errors."""
+    from specsim.cli import main
+
+    with pytest.raises(SystemExit) as end:
+        main([str(a) for a in arguments])
+    return int(end.value.code or 0), *capsys.readouterr()
+
+
+def test_eight_ranks_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The whole quick calibration with eight processes: the curves of 2, 4 and 8 ranks, a profile that loads and predicts
+    with a warning, a record that gives it again, a plot, JSON alone on standard output."""
     out = tmp_path / "out"
-    done = calibrate("--ranks", 2, "--out", out, "--name", "tiny", "--plot", tmp_path / "p.svg", "--json", cwd=tmp_path)
+    done = calibrate("--ranks", 8, "--out", out, "--name", "tiny", "--plot", tmp_path / "p.svg", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert document["failed"] == 0
     profile = load_profile(document["profile"])
     assert profile.cpu
-    assert profile.gpus == 2
+    assert profile.gpus == 8
     assert {"gemm_bf16", "moe_bf16", "attention_gqa", "attention_mla", "norm", "tiny", "router"} <= set(
         profile.operators
     )
     assert {(c.implementation, c.ranks, c.mode) for c in profile.allreduce} == {
-        ("nccl", 2, "graph"),
-        ("nccl", 2, "eager"),
+        ("nccl", n, mode) for n in (2, 4, 8) for mode in ("graph", "eager")
     }
     record = json.loads(Path(document["record"]).read_text())
     assert record["schema"] == "specsim.record/1"
     assert record["samples"][0]["seconds"]
-    assert (tmp_path / "p.svg").stat().st_size > 1000
-    again = calibrate("--refit", document["record"], "-o", tmp_path / "again.yaml", cwd=tmp_path)
-    assert again.returncode == 0, again.stderr
-    assert (tmp_path / "again.yaml").read_text() == Path(document["profile"]).read_text()
+    assert {r.get("rank") for r in record["samples"]} == set(range(8))
     assert record["environment"]["settings"]["NCCL_NVLS_ENABLE"] == "0"
+    assert (tmp_path / "p.svg").stat().st_size > 1000
     assert workers(out) == []
-
-
-def test_eight_ranks_run_the_whole_calibration(tmp_path: Path) -> None:
-    """All measurements with eight processes: the curves of 2, 4 and 8 ranks, and a profile that predicts with a warning."""
-    out = tmp_path / "out"
-    done = calibrate("--ranks", 8, "--out", out, "-o", tmp_path / "eight.yaml", "--json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["failed"] == 0
-    profile = load_profile(str(tmp_path / "eight.yaml"))
-    assert profile.gpus == 8
-    assert {(c.ranks, c.mode) for c in profile.allreduce} == {(n, m) for n in (2, 4, 8) for m in ("graph", "eager")}
-    assert {r.get("rank") for r in json.loads((tmp_path / "eight.record.json").read_text())["samples"]} == set(range(8))
-    assert workers(out) == []
-    line = [
-        sys.executable,
-        "-m",
-        "specsim",
-        "predict",
-        "--model",
-        "Llama-3.1-8B",
-        "--hardware",
-        str(tmp_path / "eight.yaml"),
-    ]
-    predicted = subprocess.run(line, capture_output=True, text=True, timeout=60, cwd=tmp_path)
-    assert predicted.returncode == 0, predicted.stderr
-    assert "was made without a GPU" in predicted.stdout
+    again = tmp_path / "again.yaml"
+    assert specsim(capsys, "calibrate", "--refit", document["record"], "-o", again)[0] == 0
+    assert again.read_text() == Path(document["profile"]).read_text()
+    code, shown, _ = specsim(capsys, "predict", "--model", "Llama-3.1-8B", "--hardware", again)
+    assert code == 0
+    assert "was made without a GPU" in shown
 
 
 @pytest.mark.parametrize("world", [3, 5, 6, 7, 8])
@@ -420,7 +415,9 @@ def start_and_wait(folder: Path, cwd: Path) -> subprocess.Popen[str]:
     return process
 
 
-def test_interrupt_leaves_no_process_and_resume_measures_the_rest_only(tmp_path: Path) -> None:
+def test_interrupt_leaves_no_process_and_resume_measures_the_rest_only(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "out"
     process = start_and_wait(out, tmp_path)
     process.send_signal(signal.SIGINT)
@@ -433,12 +430,13 @@ def test_interrupt_leaves_no_process_and_resume_measures_the_rest_only(tmp_path:
     assert workers(out) == []
     before = {p.name: p.stat().st_mtime_ns for p in (out / "done").glob("*.json")}
     assert before
-    refused = calibrate("--ranks", 2, "--only", "gemm,allreduce", "--out", out, cwd=tmp_path)
-    assert refused.returncode == 2
-    assert "--resume" in refused.stderr
-    other = calibrate("--ranks", 3, "--only", "gemm,allreduce", "--out", out, "--resume", cwd=tmp_path)
-    assert other.returncode == 2
-    assert "other settings" in other.stderr
+    line = ("calibrate", "--cpu", "--quick", "--only", "gemm,allreduce", "--out", out)
+    code, _, errors = specsim(capsys, *line, "--ranks", 2)
+    assert code == 2
+    assert "--resume" in errors
+    code, _, errors = specsim(capsys, *line, "--ranks", 3, "--resume")
+    assert code == 2
+    assert "other settings" in errors
     done = calibrate("--ranks", 2, "--only", "gemm,allreduce", "--out", out, "--resume", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     after = {p.name: p.stat().st_mtime_ns for p in (out / "done").glob("*.json")}
@@ -467,11 +465,13 @@ def test_workers_die_with_a_killed_launcher(tmp_path: Path) -> None:
         (["--ranks", "0"], 2, "0 is not in the range"),
     ],
 )
-def test_bad_options_are_one_line(tmp_path: Path, arguments: list[str], code: int, words: str) -> None:
-    done = calibrate(*arguments, "--out", tmp_path / "out", cwd=tmp_path)
-    assert done.returncode == code
-    assert words in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
+def test_bad_options_are_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, words: str
+) -> None:
+    ended, _, errors = specsim(capsys, "calibrate", "--cpu", *arguments, "--out", tmp_path / "out")
+    assert ended == code
+    assert words in errors
+    assert len(errors.strip().splitlines()) == 1
 
 
 def test_nothing_creates_multicast_objects_unless_asked() -> None:
