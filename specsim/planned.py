@@ -68,7 +68,7 @@ class Wanted:
                     raise InputError(f"a trace has its own; {option} contradicts it", where="--trace", mend=mend)
             stats = trace_stats(Path(self.trace))
             rate = stats.peak_rate if self.rate is None else self.rate
-            return rate, Requests(stats.mean_input, stats.mean_output, stats.input_cv2), stats
+            return rate, Requests(stats.mean_input, stats.mean_output, stats.input_cv2, stats.output_cv2), stats
         if self.rate is None:
             raise InputError("no load", where="plan", mend="give --rate, or --trace")
         given, made = self.input_tokens, self.output_tokens

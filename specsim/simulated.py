@@ -16,9 +16,11 @@ from specsim.policy import said
 from specsim.prediction import machine_of
 from specsim.provenance import sources_of
 from specsim.scenarios import Scenario
-from specsim.simulation import Simulation, check_rate
+from specsim.simulation import Simulation
 from specsim.simulation import simulate as run_through
 from specsim.simulation_costs import Ranges, Server, server_of
+from specsim.steady import Requests as Mean
+from specsim.steady import server_of as steady_server
 from specsim.workload import Lengths, Requests, Trace, synthetic
 
 REQUESTS, INPUT, OUTPUT = 1000, 1024, 256
@@ -196,9 +198,10 @@ def simulate(model: AModel | None = None, /, **options: Any) -> Simulated:
                 raise InputError(f"a policy says it; {_flag(name)} contradicts it", where="--policy", mend=mend)
         ranges = read_ranges(Path(load.policy))
     s = scenario(**{name: value for name, value in options.items() if name not in names})
+    machine = machine_of(s)
     server = server_of(
         s,
-        machine_of(s),
+        machine,
         concurrency=load.concurrency,
         chunk_tokens=load.chunk_tokens,
         overlap=False if load.no_overlap else None,
@@ -214,7 +217,11 @@ def simulate(model: AModel | None = None, /, **options: Any) -> Simulated:
         inputs, outputs = load.lengths
         steps = load.count * outputs.mean / server.accept_length
         if load.open_rate is not None:
-            check_rate(server, load.open_rate, inputs.mean, outputs.mean)
+            mean = Mean(inputs.mean, outputs.mean)
+            replica = steady_server(
+                s, machine, mean, ranges, chunk_tokens=load.chunk_tokens, prefix_rate=load.prefix_rate
+            )
+            check_rate(load.open_rate, float(replica.capacity(server.accept_length)))
     targets = {"ttft": load.ttft_ms, "tpot": load.tpot_ms, "e2e_latency": load.e2e_ms}
     run = run_through(
         server,
@@ -226,6 +233,16 @@ def simulate(model: AModel | None = None, /, **options: Any) -> Simulated:
         count=load.count if load.trace is None else 0,
     )
     return Simulated(s, load, server, run, ranges, (*s.warnings, *run.warnings, *_notes(requests, run, steps)))
+
+
+def check_rate(rate: float, limit: float) -> None:
+    """Raise InputError when requests come faster than the server completes them at best."""
+    if rate > limit:
+        raise InputError(
+            f"this load cannot be served, the limit is {limit:.4g} requests a second",
+            where=f"--rate {rate:g}",
+            mend="lower it, or give --concurrency for a closed loop",
+        )
 
 
 def _notes(requests: Iterable[Requests] | Trace, run: Simulation, steps: float) -> Iterable[str]:

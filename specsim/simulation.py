@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from specsim.errors import InputError
 from specsim.metrics import Collector, Metrics, metrics_of
 from specsim.progress import report
-from specsim.simulation_costs import Server, capacity
+from specsim.simulation_costs import Server
 from specsim.simulation_reference import M1, M2, Reference
 from specsim.workload import Requests
 
@@ -132,14 +132,3 @@ def _warnings(m: Metrics, last_arrival_s: float, concurrency: int | None) -> lis
         limit = f"{m.request_throughput:.4g} requests a second"
         out.append(f"this load cannot be served: requests queued ever longer; the limit is {limit}")
     return out
-
-
-def check_rate(server: Server, rate: float, input_tokens: float, output_tokens: float) -> None:
-    """Raise InputError when requests of these mean sizes come faster than the server completes them at best."""
-    limit = capacity(server, input_tokens, output_tokens)
-    if rate > limit:
-        raise InputError(
-            f"this load cannot be served, the limit is {limit:.4g} requests a second",
-            where=f"--rate {rate:g}",
-            mend="lower it, or give --concurrency for a closed loop",
-        )

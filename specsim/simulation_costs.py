@@ -444,39 +444,3 @@ def refined(f: Callable[[Ints, Array], Array], rows: int, nodes: Array) -> tuple
         new = cells + 1 + np.arange(len(cells))
         halves[:, new - 1] = halves[:, new] = curved
     return nodes, table
-
-
-# --- the limit ------------------------------------------------------------------------------------------------------
-
-
-def capacity(server: Server, input_tokens: float, output_tokens: float) -> float:
-    """Requests a second that the server completes at most, for requests of these mean sizes: a closed form.
-
-    One request needs its share of prefill, I new tokens at the speed of a full chunk, and (O - 1) / L steps of a batch
-    of b: 1 / rate = prefill + (O - 1) / L x step(b, I + O / 2) / b, at the batch b that makes it largest, up to what
-    the limit of running requests and the KV cache allow. A mixed step saves the pass that decode would have run alone.
-    """
-    c = server.costs
-    new = max(1.0, input_tokens * (1 - server.prefix_rate))
-    context = input_tokens + output_tokens / 2
-    b = np.arange(1, max(1, min(server.max_running, int(server.kv_tokens / (context + c.most_rows)))) + 1)
-    i, share = _place(c.contexts, context)
-    step = c.step[b, i] + share * (c.step[b, i + 1] - c.step[b, i])
-    chunk = min(server.chunk_tokens, c.tokens[-1])
-    pieces = new / chunk if new > chunk else 1 / max(1, int(chunk / new))  # prefill steps a request takes its share of
-    full = min(chunk, new * max(1, int(chunk / new)))
-    mean_reach = input_tokens - new + min(new, max(new, chunk)) / 2 + 0.5
-    i, share = _place(c.reach, mean_reach)
-    column = c.prefill[:, i] + share * (c.prefill[:, i + 1] - c.prefill[:, i])
-    prefill = pieces * float(np.interp(full, c.tokens, column))
-    decode = max(output_tokens - 1, 0.0) / server.accept_lengths[b] * step / b
-    if server.policy == "mixed":  # at best every prefill row rides in a step that decodes anyway
-        decode = np.maximum(decode - pieces * c.base[b], 0.0)
-    seconds = float(np.min(prefill + decode)) / PS
-    return math.inf if seconds == 0 else 1 / seconds
-
-
-def _place(nodes: Array, at: float) -> tuple[int, float]:
-    """(left node, share of the way to the next); outside, along the first or last segment."""
-    i = int(np.clip(np.searchsorted(nodes, at) - 1, 0, len(nodes) - 2))
-    return i, float((at - nodes[i]) / (nodes[i + 1] - nodes[i]))

@@ -8,9 +8,11 @@ g(n) = n / (T S(n)), where S(n) is the time of a step of n sequences and T the s
 
     p(n) = b / g(n) x A(n)      A(n + 1) = A(n) (q + b / g(n))      b = rate (1 - q) / (1 - rho)
 
-holds exactly for exponential work (level crossing), and in the mean for more; without prefill (q = 0) it is Cohen's processor
-sharing, which holds whatever the distribution of lengths (Acta Informatica 12, 1979). Beyond the limit of running requests
-they wait. Little's law gives times from numbers. Nothing is fitted.
+holds exactly for exponential work (level crossing). Without prefill (q = 0) it is Cohen's processor sharing, which holds whatever
+the distribution of lengths (Acta Informatica 12, 1979). With it lengths matter: requests of a bunch whose answers are equally
+long stay together until they leave, and the variance that bunches add to the number running is twice that of exponential
+answers (E[min] / E of two answers: 1 and 1/2). So bunches count by twice that share. Beyond the limit of running requests they
+wait, by Pollaczek-Khinchine. Little's law gives times from numbers. Nothing is fitted.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ from specsim.simulation_costs import (
 )
 
 Array = NDArray[np.float64]
+WIDTHS = 64  # numbers of rows at which a mixed step is worked out
 MOST_RUNNING = 2048  # running requests that are looked at; engines admit fewer in all but name
 
 
@@ -47,17 +50,24 @@ WAIT = 1.5  # steps from an arrival to its prefill while the server decodes: the
 
 @dataclass(frozen=True)
 class Requests:
-    """What arrives: mean tokens of a request's prompt and answer (each at least 1), and how prompts vary: variance over the
+    """What arrives: mean tokens of a request's prompt and answer (each at least 1), and how they vary: variance over the
     square of the mean."""
 
     input_tokens: float
     output_tokens: float
     input_cv2: float = 0.0
+    output_cv2: float = 0.0
 
     @property
     def context(self) -> float:
         """Cached tokens of a running request, averaged over its life."""
         return self.input_tokens + self.output_tokens / 2
+
+    @property
+    def alike(self) -> float:
+        """The shorter of two answers over the mean answer: 1 / (1 + coefficient of variation), which is exact for answers of one
+        length (1) and for exponential ones (1/2), and 5 % from it for uniform ones (2/3)."""
+        return 1 / (1 + math.sqrt(self.output_cv2))
 
 
 @dataclass(frozen=True)
@@ -80,8 +90,8 @@ class Point:
 class Server:
     """One replica. step[n - 1]: seconds of a decode step or cycle of n sequences, which gives each accept_length[n - 1] tokens
     (or one number for all n); prefill[g - 1]: seconds a request when g prompts are prefilled together, in `chunks` steps.
-    saved[n - 1]: seconds that a prefill step saves by riding in a decode step of n sequences, where the engine mixes them
-    (vLLM)."""
+    fill: seconds of a prefill step that is full, where prompts do not share one as a rule.
+    mixing: what a prefill step saves by riding in a decode step, where the engine mixes them (vLLM)."""
 
     requests: Requests
     step: Array
@@ -89,7 +99,8 @@ class Server:
     accept_length: Array | float
     gpus: int
     chunks: float = 1.0
-    saved: Array | None = None
+    fill: float = 0.0
+    mixing: Mixing | None = None
 
     @property
     def most_running(self) -> int:
@@ -100,7 +111,7 @@ class Server:
         steps = self._steps(accept_length)[..., -1]
         most = float(self.most_running)
         group = np.clip(1 + WAIT * most / steps, 1.0, len(self.prefill))
-        prefill = self._alone(group) - self._saved(np.asarray(most)) / group
+        prefill = self._alone(group) - self._saved(np.asarray(most), group) / group
         return np.asarray(1 / (steps * self.step[-1] / most + prefill))
 
     def _steps(self, accept_length: ArrayLike | None) -> Array:
@@ -114,11 +125,9 @@ class Server:
         """Seconds a prompt that `group` prompts take which are prefilled together."""
         return np.asarray(np.interp(group, np.arange(1, len(self.prefill) + 1), self.prefill))
 
-    def _saved(self, running: Array) -> Array:
-        """Seconds that the steps of one prefill save by riding in decode steps of `running` sequences."""
-        if self.saved is None:
-            return np.zeros_like(running)
-        return np.asarray(self.chunks * np.interp(running, np.arange(1, len(self.saved) + 1), self.saved))
+    def _saved(self, running: Array, group: Array) -> Array:
+        """Seconds that the steps of a prefill of `group` prompts save by riding in decode steps of `running` sequences."""
+        return np.zeros_like(running) if self.mixing is None else self.chunks * self.mixing.saved(running, group)
 
     def at(self, rate: ArrayLike, accept_length: ArrayLike | None = None) -> Point:
         """The steady state at arrival rates (requests a second) and accept lengths, which broadcast to one axis."""
@@ -130,7 +139,7 @@ class Server:
         met = _Met.first(r)
         for _ in range(ROUNDS):  # prefills lengthen decoding, longer steps gather more prompts: half a step at a time
             last, met = met, self._meet(met, r, mean_step, mean_running)
-            held = _shared(r, met.work, steps * self.step / n, self.requests.input_cv2)
+            held = _shared(r, met.work, steps * self.step / n, self.requests)
             running = np.where(held.stable, held.weight @ n + met.work * held.bunch, n[-1])
             step = np.where(held.stable, held.weight @ self.step, self.step[-1])  # 0 counts while none decodes
             close = np.all(np.abs(running - mean_running) <= CLOSE * running)
@@ -140,12 +149,14 @@ class Server:
                 break
         decoding = held.weight.sum(axis=1)
         own = met.together * self._alone(met.together)
-        if self.saved is not None:  # the prompt's steps decode as well
-            own = own + np.maximum(self.chunks * step - decoding * self._saved(running), 0.0)
+        if self.mixing is not None:  # the prompt's steps decode as well
+            own = own + np.maximum(self.chunks * step - decoding * self._saved(running, met.together), 0.0)
         free = np.maximum(1 - met.work, 1e-9)
         vary = 1 + self.requests.input_cv2
         together = len(self.prefill) > 1  # all that come in one step are prefilled in the next but one; else one by one
         before = met.here / 2 + met.following if together else WAIT * step + met.work * own * vary / (2 * free)
+        # A prompt in a row of them (one before it, one behind: each with probability `work`) ends within a step that is full.
+        before = before + met.work**2 * self.fill / 2
         gained = max(self.requests.output_tokens - 1, 0.0)
         taken = (held.weight * steps).sum(axis=1) / np.maximum(decoding, 1e-300)
         tpot = running / r * (1 - 1 / taken) / gained if gained else np.zeros_like(r)
@@ -166,9 +177,9 @@ class Server:
         """
         most, k = float(len(self.prefill)), last.prompts
         together = k * self._alone(k)
-        prompts = np.maximum(together - self._saved(running), 0.1 * together)
+        prompts = np.maximum(together - self._saved(running, k), 0.1 * together)
         slope = np.where(k < most, (k + 1) * self._alone(np.minimum(k + 1, most)) - together, 0.0)
-        full = prompts if self.saved is None else step + prompts
+        full = prompts if self.mixing is None else step + prompts
         p = last.share
         p = 1 - (1 - p) * np.exp(-r * step) - p * np.exp(-r * full) * (1 + (r * slope) ** 2 * last.spread / 2)
         mean = (1 - p) * step + p * full
@@ -178,6 +189,28 @@ class Server:
         spread = np.maximum((r * mean + r**2 * square) / p - k**2, 0.0)
         here = square / mean
         return _Met(p, k, spread, r * prompts / k, np.clip(1 + r * here, 1.0, most), here, mean)
+
+
+@dataclass(frozen=True)
+class Mixing:
+    """Prefill in the steps that decode: the target's pass that decoding would have run alone, less what its rows add to the pass
+    over the prompts. base[n - 1]: that pass of n sequences at no cached tokens, seconds; rows[n - 1]: their rows; prompt: rows
+    of one prompt in a step; seconds[i]: a prefill of tokens[i] rows."""
+
+    base: Array
+    rows: Array
+    prompt: float
+    tokens: Array
+    seconds: Array
+
+    def saved(self, running: Array, group: Array) -> Array:
+        """Seconds that a step of `group` prompts saves by riding in one of `running` sequences."""
+        n = np.arange(1, len(self.base) + 1)
+        alone = group * self.prompt
+        wide, narrow = (
+            np.interp(x, self.tokens, self.seconds) for x in (alone + np.interp(running, n, self.rows), alone)
+        )
+        return np.asarray(np.interp(running, n, self.base) - (wide - narrow))
 
 
 @dataclass(frozen=True)
@@ -212,13 +245,14 @@ class _Shared:
     stable: NDArray[np.bool_]
 
 
-def _shared(r: Array, work: Array, each: Array, vary: float) -> _Shared:
+def _shared(r: Array, work: Array, each: Array, requests: Requests) -> _Shared:
     """The distribution at rates r (p,) when prefill takes `work` (p,) of the time and n running requests leave one every
-    each[:, n - 1] seconds of decoding. vary: variance of prompts over the square of their mean."""
+    each[:, n - 1] seconds of decoding."""
     stable = work + r * each[:, -1] < 1
     free = np.where(stable, 1 - work, 1.0)
-    bunch = (work + work**2 * (1 + vary) / (2 * free)) / free
-    q, bunches = bunch / (1 + bunch), r / free / (1 + bunch)
+    bunch = (work + work**2 * (1 + requests.input_cv2) / (2 * free)) / free
+    counted = 2 * requests.alike * bunch
+    q, bunches = counted / (1 + counted), r / free / (1 + counted)
     up = np.where(stable[:, None], bunches[:, None] * each, 0.5)
     ratio = q[:, None] * stable[:, None] + up
     log = np.log(up) + np.cumsum(np.log(ratio), axis=1) - np.log(ratio)
@@ -227,22 +261,32 @@ def _shared(r: Array, work: Array, each: Array, vary: float) -> _Shared:
     tail = np.where(stable, work + r * each[:, -1], 0.0)  # one that waits for a place is not prefilled before it has it
     beyond = weight[:, -1] * tail / (1 - tail)
     total = empty + weight.sum(axis=1) + beyond
-    waiting = beyond / (1 - tail) / total
+    vary = (1 + requests.output_cv2) / 2
+    waiting = vary * beyond / (1 - tail) / total
     weight[:, -1] += beyond
     return _Shared(weight / total[:, None], bunch, waiting, stable)
 
 
-def server_of(s: Scenario, machine: Machine, requests: Requests, ranges: Ranges = ()) -> Server:
+def server_of(
+    s: Scenario,
+    machine: Machine,
+    requests: Requests,
+    ranges: Ranges = (),
+    *,
+    chunk_tokens: int | None = None,
+    prefix_rate: float = 0.0,
+) -> Server:
     """The server of a scenario (its batch and context play no part). Its accept length is the scenario's, 1 without.
 
-    `ranges`: draft lengths by batch, which replace the scenario's. Raises InputError when the weights leave no room for the
-    KV cache of one request.
+    `ranges`: draft lengths by batch, which replace the scenario's. chunk_tokens: of a prefill step, else the engine's.
+    prefix_rate: share of each prompt in the prefix cache. Raises InputError when the weights leave no room for the KV cache of
+    one request.
     """
     s = longest(s, ranges)
     tokens = float(rows_of(s))
     kv, running = cache_limits(s, running_limit(s))
     held = int(kv / (requests.context + tokens))
-    chunk = default_chunk(s)
+    chunk = chunk_tokens or default_chunk(s)
     mixed = s.engine.name != "sglang"
     if mixed:
         running = min(running, max(1, int(chunk / tokens)))
@@ -260,18 +304,24 @@ def server_of(s: Scenario, machine: Machine, requests: Requests, ranges: Ranges 
         step[at] = step_seconds(one, machine, batches, np.asarray(requests.context))
         if one.accept_length is not None:
             gained[at] = one.accept_length.reshape(-1)[0]
-    prompt = max(requests.input_tokens, 1.0)
+    prompt = max(requests.input_tokens * (1 - prefix_rate), 1.0)
+    reach = np.asarray(requests.input_tokens * prefix_rate + (prompt + 1) / 2)
     chunks = max(1, math.ceil(prompt / chunk))
     together = np.arange(1.0, max(1, int(chunk / prompt)) + 1)
-    seconds = chunks * prefill_seconds(s, machine, together * prompt / chunks, np.asarray((prompt + 1) / 2)) / together
-    saved = None
+    a_step = prompt / chunks
+
+    def prefill(tokens: Array) -> Array:
+        return prefill_seconds(s, machine, tokens, reach).reshape(-1)
+
+    seconds = chunks * prefill(together * a_step) / together
+    fill = 0.0 if len(together) > 1 else float(prefill(np.asarray([float(chunk)]))[0])
+    mixing = None
     if mixed:
-        wider = prefill_seconds(
-            s, machine, np.asarray([1.0, 1.25]) * prompt / chunks, np.asarray((prompt + 1) / 2)
-        ).reshape(-1)
-        a_row = (wider[1] - wider[0]) / (0.25 * prompt / chunks)
-        saved = np.empty(most)
+        base, rows = np.empty(most), np.empty(most)
         for one, batches in cut:
             at = batches.astype(np.int64) - 1
-            saved[at] = base_seconds(one, machine, batches) - batches * rows_of(one) * a_row
-    return Server(requests, step, seconds.reshape(-1), gained, s.parallel.tp, float(chunks), saved)
+            base[at] = base_seconds(one, machine, batches)
+            rows[at] = batches * rows_of(one)
+        widths = np.geomspace(a_step, chunk + rows[-1], WIDTHS)
+        mixing = Mixing(base, rows, a_step, widths, prefill(widths))
+    return Server(requests, step, seconds.reshape(-1), gained, s.parallel.tp, float(chunks), fill, mixing)

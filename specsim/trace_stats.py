@@ -17,7 +17,7 @@ MINUTE = 60  # seconds
 
 @dataclass(frozen=True)
 class TraceStats:
-    """Requests, mean tokens (and how prompts vary: variance over the square of the mean), and rates a second: over the trace,
+    """Requests, mean tokens (and how they vary: variance over the square of the mean), and rates a second: over the trace,
     and in its busiest minute and second."""
 
     requests: int
@@ -28,6 +28,7 @@ class TraceStats:
     peak_rate: float
     busiest_second: int
     input_cv2: float = 0.0
+    output_cv2: float = 0.0
 
     def json(self) -> dict[str, Any]:
         return asdict(self)
@@ -45,20 +46,21 @@ def trace_stats(path: Path) -> TraceStats:
 
     Raises InputError, as the trace does.
     """
-    count, given, squares, made, last = 0, 0, 0, 0, 0.0
+    count, given, given2, made, made2, last = 0, 0, 0, 0, 0, 0.0
     second, minute = _Busiest(1), _Busiest(MINUTE)
     for block in Trace(path):
         count += len(block)
         given += int(block.input_tokens.sum())
-        squares += sum(n * n for n in block.input_tokens.tolist())
+        given2 += sum(n * n for n in block.input_tokens.tolist())
         made += int(block.output_tokens.sum())
+        made2 += sum(n * n for n in block.output_tokens.tolist())
         last = float(block.arrival[-1]) / PS
         for busiest in (second, minute):
             busiest.add(block.arrival)
     duration = max(last, 1.0)
     peak = minute.most / min(MINUTE, duration)
-    vary = max(squares * count / given**2 - 1, 0.0)
-    return TraceStats(count, given / count, made / count, duration, count / duration, peak, second.most, vary)
+    vary = (max(squares * count / total**2 - 1, 0.0) for squares, total in ((given2, given), (made2, made)))
+    return TraceStats(count, given / count, made / count, duration, count / duration, peak, second.most, *vary)
 
 
 class _Busiest:

@@ -21,13 +21,13 @@ READING_ORDER = """
     routing ops profiles profile_text engines launch machine forward
     acceptance scenarios reproduce cycle memory provenance prediction agreement text
     chart_style chart_predict chart_sweep chart_plan chart_runs chart_causes chart_hardware charts report_parts report plot_style plots
-    workload simulation_costs simulation_reference metrics simulation_kernel simulation
+    workload simulation_costs simulation_reference metrics simulation_kernel simulation steady
     load_replay replay replay_text engine_fit fitted fit_text nccl_tests link_tests importers
     fitting tables derive calibrate
     observe_read observe_checks observe_serving observe_sglang observe_vllm observe_llama
     observe_bench observe_metrics observe_trace observations record_text asked
     live kernels server measure streams load setups validation
-    fanout ranges sweeps sweep_rows sweep_run sweep_text steady policy plans launch_lines trace_stats
+    fanout ranges sweeps sweep_rows sweep_run sweep_text policy plans launch_lines trace_stats
     swept simulated simulated_text plan_choices planned planned_text
     hypotheses probes evidence posterior experiments remedies diagnosis diagnose_text diagnosed
 """.split()  # noqa: SIM905

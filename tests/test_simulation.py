@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders import dense, moe, quiet, scenario
+from builders import dense, moe, scenario
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,20 +21,22 @@ from specsim.commands.simulate import command
 from specsim.errors import InputError
 from specsim.metrics import BINS, Collector, bin_middles, bins_of, latency_of, latency_of_histogram
 from specsim.prediction import machine_of
-from specsim.scenarios import Scenario
-from specsim.simulation import check_rate, simulate
+from specsim.scenarios import Scenario, build
+from specsim.simulated import check_rate
+from specsim.simulation import simulate
 from specsim.simulation_costs import (
     Costs,
     Server,
     acceptance_of,
     cache_limits,
-    capacity,
     prefill_seconds,
     server_of,
     step_seconds,
     tables,
 )
 from specsim.simulation_reference import A1, A2, M1, M2, Reference, bin_of, prefill_time
+from specsim.steady import Requests as Mean
+from specsim.steady import server_of as steady_server
 from specsim.workload import BLOCK, PS, Lengths, Requests, synthetic
 
 pytest.importorskip("numba", reason="the compiled kernel needs numba, which the dev extra installs")
@@ -161,17 +163,18 @@ def test_a_saturated_server_gives_the_closed_form(engine: str) -> None:
     assert m.json()["max_concurrent_requests"] == 32
 
 
-def test_the_limit_is_what_a_saturated_server_does() -> None:
-    """Without host time: where a step costs the same at any batch, slots that wait for the next prefill cost more than
-    the closed form, which is a bound, knows."""
-    for engine in ("sglang", "vllm"):
-        s = speculative(0.6, engine=quiet())
-        server = replace(
-            server_of(s, machine_of(s), concurrency=32), policy="prefill-first" if engine == "sglang" else "mixed"
-        )
-        m = simulate(server, synthetic(1000, Lengths(1000), Lengths(800)), concurrency=64).metrics
-        limit = capacity(server, 1000, 800)
-        assert 0.9 * limit < m.request_throughput < 1.02 * limit
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+@pytest.mark.parametrize(("d", "given_", "made"), [(1, 2000, 200), (4, 1000, 200), (4, 6000, 200)])
+def test_the_limit_is_what_a_saturated_server_does(engine: str, d: int, given_: int, made: int) -> None:
+    """Requests that all come at once keep every place taken: between a fifth and four fifths of them leave at the limit."""
+    options = {"method": "none"} if d == 1 else {"draft_tokens": d, "accept_rate": 0.6}
+    s = build(model="Llama-3.1-8B", hardware="1x-h200", engine=engine, **options)
+    machine = machine_of(s)
+    limit = float(steady_server(s, machine, Mean(given_, made)).capacity())
+    m = simulate(server_of(s, machine), synthetic(6000, Lengths(given_), Lengths(made))).metrics
+    assert m.rows is not None
+    left = np.sort(m.rows[:, 4])[[1200, 4800]] / PS
+    assert 3600 / (left[1] - left[0]) == pytest.approx(limit, rel=0.08)
 
 
 @given(
@@ -575,10 +578,10 @@ def test_bad_histograms(histogram: list[float]) -> None:
 
 def test_a_load_above_capacity_names_the_limit() -> None:
     server = server_of(plain(), machine_of(plain()))
-    limit = capacity(server, 1000, 100)
-    check_rate(server, 0.9 * limit, 1000, 100)
+    limit = float(steady_server(plain(), machine_of(plain()), Mean(1000, 100)).capacity())
+    check_rate(0.9 * limit, limit)
     with pytest.raises(InputError, match="this load cannot be served, the limit is"):
-        check_rate(server, 1.1 * limit, 1000, 100)
+        check_rate(1.1 * limit, limit)
     run = simulate(server, synthetic(int(60 * limit), Lengths(1000), Lengths(100), rate=2 * limit))
     assert any("this load cannot be served" in w for w in run.warnings)
 
