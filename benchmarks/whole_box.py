@@ -145,6 +145,7 @@ def run(command: list[str], seconds: float, log: Path) -> int:
 def work(options: argparse.Namespace, runner: Runner) -> list[dict[str, object]]:
     """Run all steps within the limit. What ran, how it ended and how long it took, also in summary.json as it goes."""
     out = Path(options.output).absolute()
+    out.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + options.time_limit
     done: list[dict[str, object]] = []
 
@@ -158,7 +159,6 @@ def work(options: argparse.Namespace, runner: Runner) -> list[dict[str, object]]
             started = time.monotonic()
             code = runner(command, left, out / "logs" / f"{step.name}.log")
             done.append({"step": step.name, "code": code, "seconds": round(time.monotonic() - started, 1)})
-        out.mkdir(parents=True, exist_ok=True)
         (out / "summary.json").write_text(json.dumps(done, indent=1) + "\n", encoding="utf-8")
 
     for step in steps(options):

@@ -83,14 +83,14 @@ def test_layers_of_a_model_with_a_text_part(tmp_path: Path) -> None:
     }
 
 
-def test_steps_are_commands_that_exist(script: ModuleType) -> None:
+def test_steps_are_commands_that_exist(script: ModuleType, tmp_path: Path) -> None:
     from specsim.commands import calibrate, doctor, hardware, validate
 
     commands = {
         "calibrate": calibrate.command, "doctor": doctor.command, "validate": validate.command, "diff": hardware.diff_command
     }  # fmt: skip
     for line in (["--layers", "20", "--quick"], ["--no-servers", "--gpus", "2", "--model", "typical", "--cpu"]):
-        for step in script.steps(script.parse(line)):
+        for step in script.steps(script.parse([*line, "-o", str(tmp_path)])):
             name, *arguments = script.with_limit(step, 100.0)[3:]
             if name == "hardware":
                 name = arguments.pop(0)
