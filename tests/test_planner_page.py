@@ -66,6 +66,11 @@ def predicted(*arguments: str) -> dict[str, Any]:
     return found
 
 
+def chosen(page: Any, name: str) -> str:
+    """What a select box shows."""
+    return str(page.locator(f"#{name}").evaluate("(box) => box.selectedOptions[0].textContent"))
+
+
 def drop(page: Any, selector: str, name: str, text: str) -> None:
     """A file from outside let fall on an element."""
     page.locator(selector).evaluate(
@@ -162,8 +167,20 @@ def test_a_link_reproduces_the_state(opened):
 
 
 def test_files_are_dropped_refused_shared_and_put_away(opened, address):
-    page = opened(console=("413", "422"))
+    page = opened("#accept-rate=0.6", console=("413", "422"))
     config = (PRESETS / "Qwen3-8B.json").read_text()
+    assert chosen(page, "draft") == "kimi-k2.5-eagle3, automatic"
+    assert chosen(page, "method") == "eagle3, automatic"
+    drop(page, ".pick[data-kind=model]", "own.json", config)  # the error is in the words of the page
+    page.locator("#error", has_text="“Draft”: no public draft of own is known; give “Draft” or “Method”, or").wait_for()
+    assert chosen(page, "draft") == chosen(page, "method") == "automatic"
+    page.locator("#accept").select_option("")
+    page.locator("#headline", has_text="own on 8x-pcie-field").wait_for()
+    assert (chosen(page, "model"), chosen(page, "draft"), chosen(page, "method")) == (
+        "own",
+        "none, automatic",
+        "none, automatic",
+    )
     drop(page, ".pick[data-kind=model]", "<img src=x onerror=alert(1)>.json", config)
     page.locator("#headline", has_text="<img src=x onerror=alert(1)>").wait_for()
     assert not page.locator("#headline img, .chip img, #command img").count()
@@ -217,7 +234,7 @@ def test_a_launch_line_is_read_and_bad_input_is_one_line(new_page, address):
     page.locator("#error", has_text="drop its config.json on the page").wait_for()
     page.locator("#line").fill("")
     page.locator("#batch-number").fill("8x")
-    page.locator("#error", has_text="--batch: '8x' is not a whole number; for example 2048 or 8k").wait_for()
+    page.locator("#error", has_text="“Batch”: '8x' is not a whole number; for example 2048 or 8k").wait_for()
     assert page.locator("#error").get_attribute("role") == "alert"
     page.locator("#batch-number").fill("8k")
     page.locator("#headline", has_text="batch 8192").wait_for()
@@ -319,6 +336,14 @@ def test_a_screenshot_is_kept(opened):
     ARTEFACTS.mkdir(exist_ok=True)
     page = opened("#accept-rate=0.6", viewport={"width": 1200, "height": 860})
     page.screenshot(path=ARTEFACTS / "planner.png")
+    for width in (390, 500, 700, 900, 1000, 1150, 1300, 1700):  # no figure stands alone in its row, unless it fills it
+        page.set_viewport_size({"width": width, "height": 860})
+        page.wait_for_timeout(50)
+        assert page.locator("#figures div").evaluate_all(
+            """(tiles) => tiles.every((tile) => tile.offsetWidth > tile.parentElement.clientWidth * 0.9
+                || tiles.some((other) => other !== tile && other.offsetTop === tile.offsetTop))"""
+        ), width
+        assert page.evaluate("document.documentElement.scrollWidth") == width
     assert (ARTEFACTS / "planner.png").stat().st_size > 20_000
 
 

@@ -19,6 +19,9 @@ const SLIDERS = {
   "accept-length": { stops: range(1, 8, 0.05), unit: "tokens a cycle" },
 };
 
+// What the page calls an option: its label.
+const NAMED = { "sglang-args": "Launch line", "vllm-args": "Launch line", "eager": "Without CUDA graphs", "accept-profile": "Acceptance", "accept-per-position": "Rates by position" };
+
 let options = {}; // option name -> text (eager: list of texts)
 let files = {}; // kind -> { id, name, file, raw }: raw is there when it was dropped in this page
 let choices = null;
@@ -100,29 +103,37 @@ function announce(text) {
   saying = setTimeout(() => { $("announce").textContent = text; }, 600);
 }
 
+// The command line's options by the names that they have on the page.
+function inWords(text) {
+  return text.replace(/--([a-z][a-z-]*)/g, (flag, name) => (NAMED[name] ? `“${NAMED[name]}”` : flag));
+}
+
 function refuse(text) {
-  $("error").textContent = text;
+  $("error").textContent = inWords(text);
   if (!answer) $("verdict").textContent = "No prediction yet.";
+  $("details").hidden = !answer;
   document.body.dataset.state = "refused";
+  resolved();
   remember();
 }
 
 async function show(found, since) {
   answer = found;
   $("error").textContent = "";
+  $("details").hidden = false;
   $("headline").textContent = found.headline;
   $("verdict").textContent = found.verdict;
   $("answer").dataset.mood = found.mood;
   announce(found.verdict);
   figures(found.figures);
-  controls();
   document.body.dataset.state = "shown";
+  controls();
   document.body.dataset.verdictMs = (performance.now() - since).toFixed(1);
   const { sglang, vllm } = found.launch;
   Object.entries({ command: found.command, sglang, vllm }).forEach(([id, text]) => { $(id).textContent = text; });
-  const rows = found.rows.map(([what, value, unit, interval, origin]) => [what, `${value} ${unit}`.trim(), interval, origin]);
+  const rows = found.rows.map(([what, value, unit, interval, origin]) => [what, `${value}\u00a0${unit}`.trim(), interval, origin.replaceAll(" %", "\u00a0%")]);
   table($("numbers"), ["", "value", "80 % interval", "origin"], rows, "Every number");
-  $("notes").replaceChildren(...found.warnings.map((note) => element("li", {}, note)));
+  $("notes").replaceChildren(...found.warnings.map((note) => element("li", {}, inWords(note))));
   $("notes-box").hidden = !found.warnings.length;
   remember();
   sources();
@@ -181,6 +192,18 @@ function figures(list) {
   $("figures").replaceChildren(...list.map(({ name, value, unit, interval }) => element("div", {},
     element("dt", {}, name),
     element("dd", {}, element("b", {}, value), unit ? ` ${unit}` : "", element("small", {}, interval)))));
+  tile();
+}
+
+// Rows of as many figures each as can be; what would stand alone in the last row makes room for itself in the first.
+function tile() {
+  const list = $("figures");
+  const [rem, gap] = [parseFloat(getComputedStyle(document.documentElement).fontSize), parseFloat(getComputedStyle(list).columnGap) || 0];
+  const count = list.children.length;
+  const most = Math.max(2, Math.floor((list.clientWidth + gap) / (9 * rem + gap)));
+  const columns = Math.ceil(count / Math.ceil(count / most)) || 1;
+  list.style.setProperty("--columns", columns);
+  list.classList.toggle("odd", columns > 1 && count % columns === 1);
 }
 
 // Every control as the state and the answer have it; what the user is typing in stays as it is.
@@ -188,7 +211,7 @@ function controls() {
   const scenario = answer?.scenario ?? {};
   const typing = document.activeElement;
   const put = (field, text) => { if (field !== typing || field.tagName === "SELECT" || field.type === "range") field.value = text; };
-  const resolved = { "draft-tokens": scenario.draft_tokens, "num-steps": scenario.num_steps, "topk": scenario.topk, "batch": scenario.batch,
+  const found = { "draft-tokens": scenario.draft_tokens, "num-steps": scenario.num_steps, "topk": scenario.topk, "batch": scenario.batch,
     "context": scenario.context, "tp": scenario.tp, "ep": scenario.ep, "routing": scenario.routing, "accept-rate": answer?.accept_rate, "accept-length": answer?.accept_length };
   if (answer) SLIDERS.tp.stops = range(1, answer.gpus).filter((n) => answer.gpus % n === 0);
   SLIDERS["accept-length"].stops = range(1, Math.max(2, scenario.draft_tokens ?? 3), 0.05);
@@ -196,7 +219,7 @@ function controls() {
     const name = row.dataset.option;
     const [slider, number] = row.querySelectorAll("input");
     const { stops, unit } = SLIDERS[name];
-    const value = name in options ? options[name] : resolved[name] ?? stops[0];
+    const value = name in options ? options[name] : found[name] ?? "";
     const amount = amountOf(value);
     slider.max = stops.length - 1;
     if (slider !== dragged) slider.value = nearest(stops, amount);
@@ -206,7 +229,7 @@ function controls() {
   }
   for (const name of PLAIN) {
     put($(name), options[name] ?? "");
-    if (resolved[name] !== undefined) $(name).placeholder = resolved[name];
+    if (found[name] !== undefined) $(name).placeholder = found[name];
   }
   const kind = ACCEPT.find((name) => name in options) ?? "";
   $("accept").value = kind;
@@ -218,11 +241,10 @@ function controls() {
   document.querySelectorAll("#draft-tokens, #draft-tokens-number, #accept").forEach((field) => { field.disabled = off; });
   $("engine").value = options.engine ?? scenario.engine ?? "sglang";
   $("method").value = options.method ?? "";
-  $("method").options[0].textContent = options.method ? "automatic" : `automatic: ${scenario.method ?? ""}`;
-  $("hardware").value = options.hardware ?? scenario.hardware ?? "";
-  $("model").value = presetOf(options.model) ?? (options.model ? "" : scenario.model ?? "");
   $("draft").value = options.draft ? presetOf(options.draft) ?? "" : "";
-  $("draft").options[0].textContent = options.draft || files.draft ? "automatic" : `automatic: ${scenario.draft ?? "none"}`;
+  pick("hardware", options.hardware ?? scenario.hardware);
+  pick("model", presetOf(options.model) ?? options.model ?? scenario.model);
+  resolved();
   for (const kindOfFile of KINDS) {
     const row = document.querySelector(`.pick[data-kind=${kindOfFile}]`);
     const file = files[kindOfFile];
@@ -233,6 +255,26 @@ function controls() {
   document.querySelectorAll("[name=eager]").forEach((box) => { box.checked = (options.eager ?? []).includes(box.value); });
   put($("line"), options[LINES.sglang] ?? options[LINES.vllm] ?? "");
   if ($("line").value) $("line-box").open = true;
+}
+
+// What is none of the choices, such as a dropped file, stands in a place of its own.
+function pick(id, name) {
+  $(id).options[0].textContent = name ?? "";
+  $(id).value = name ?? "";
+  if ($(id).selectedIndex < 0) $(id).value = "";
+  $(id).title = $(id).selectedOptions[0].textContent;
+}
+
+// Draft and method that nobody chose, as the prediction has them.
+function resolved() {
+  const scenario = document.body.dataset.state === "shown" ? answer.scenario : null;
+  const by = pasted() ? "of the launch line" : "automatic";
+  for (const id of ["draft", "method"]) {
+    const own = options[id] || (id === "draft" && files.draft);
+    $(id).options[0].textContent = own || !scenario ? "automatic" : `${scenario[id] ?? "none"}, ${by}`;
+    if (id === "draft" && files.draft) $(id).options[0].textContent = files.draft.name ?? files.draft.file;
+    $(id).title = $(id).selectedOptions[0]?.textContent ?? "";
+  }
 }
 
 function amountOf(text) {
@@ -340,6 +382,7 @@ function listen() {
   $("copy-link").addEventListener("click", copyLink);
   document.querySelectorAll("[data-download]").forEach((button) => button.addEventListener("click", () => download(button.dataset.download)));
   addEventListener("hashchange", () => { if (location.hash !== written) { recall(); controls(); changed(); } });
+  new ResizeObserver(tile).observe($("figures"));
   listenForDrops();
 }
 
@@ -492,19 +535,20 @@ function offer(id, list, first) {
 }
 
 async function start() {
+  document.querySelectorAll("label[for]").forEach((label) => { NAMED[label.htmlFor] ??= label.textContent; });
   choices = await (await fetch("choices")).json();
   const targets = choices.models.filter((model) => model.role === "target");
   const drafts = choices.models.filter((model) => model.role === "draft");
   const links = { none: "", nvlink: ", NVLink", pcie: ", PCIe" };
-  offer("model", targets.map((model) => [model.name]), "another model");
-  $("model").options[0].hidden = true;
+  offer("model", targets.map((model) => [model.name]), "");
   offer("draft", [], "automatic");
   $("draft").append(...[["Drafters", drafts], ["Whole models", targets]].map(([label, list]) => {
     const group = element("optgroup", { label });
     group.append(...list.map((model) => new Option(model.name, model.name)));
     return group;
   }));
-  offer("hardware", choices.boxes.map((box) => [box.name, `${box.name} (${box.gpus} × ${box.gpu}${links[box.link] ?? ""})`]));
+  offer("hardware", choices.boxes.map((box) => [box.name, `${box.name} (${box.gpus} × ${box.gpu}${links[box.link] ?? ""})`]), "");
+  ["model", "hardware"].forEach((id) => { $(id).options[0].hidden = true; });
   offer("engine", choices.engines.map((engine) => [engine.name, `${engine.name} ${engine.version}`]));
   offer("method", choices.methods.map((method) => [method]), "automatic");
   offer("accept-profile", choices.acceptance.map((name) => [name]));

@@ -321,7 +321,7 @@ def _shipped(kind: str, name: str) -> Model | Profile:
         return load_shipped(name) if kind == "hardware" else load_preset(name)
     except InputError as error:
         what = "its profile's YAML" if kind == "hardware" else "its config.json"
-        near = error.mend.partition(" (known")[0] if error.mend.startswith("did you mean") else "choose another"
+        near = error.mend.partition("?")[0] if error.mend.startswith("did you mean") else "choose another"
         raise InputError(error.what, where=f"--{kind}", mend=f"{near}, or drop {what} on the page") from None
 
 
