@@ -30,7 +30,7 @@ def on_config(config: Any) -> Any:
 
 
 def _help(name: str, command: click.Command, parent: click.Context, depth: int) -> str:
-    context = click.Context(command, info_name=name, parent=parent)
+    context = command.context_class(command, info_name=name, parent=parent)
     text = f"{'#' * depth} {context.command_path}\n\n```text\n{command.get_help(context)}\n```\n\n"
     if isinstance(command, click.Group):
         text += _helps(command, context, depth + 1)
@@ -54,7 +54,7 @@ def _names() -> str:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """The reference pages hold a line `::: help` or `::: names` where what is generated goes."""
     if page.file.src_uri == "reference/commands.md":
-        every = _helps(group, click.Context(group, info_name="specsim"), 2)
+        every = _helps(group, group.context_class(group, info_name="specsim"), 2)
         return markdown.replace("\n::: help\n", f"\n{every}\n")
     if page.file.src_uri == "reference/python.md":
         return markdown.replace("\n::: names\n", f"\n{_names()}\n")

@@ -12,7 +12,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from specsim.commands.common import Group, usage
+from specsim.commands.common import Context, Group, usage
 
 # name -> one line of help. Each lives in specsim/commands/<name>.py as `command`, imported only when it runs.
 COMMANDS = {
@@ -45,6 +45,7 @@ class _LazyGroup(Group):
         if name not in COMMANDS:
             return None
         command: click.Command = importlib.import_module(f"specsim.commands.{name}").command
+        command.context_class = Context
         return command
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:

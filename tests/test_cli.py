@@ -275,12 +275,49 @@ def examples(command: click.Command) -> list[str]:
 def test_every_help_has_an_example_and_fits_80_columns(path: str) -> None:
     command = TREE[path]
     assert examples(command), "no example"
-    context = click.Context(command, info_name=path, terminal_width=80, max_content_width=100)
-    lines = command.get_help(context).splitlines()
-    assert max(map(len, lines)) <= 80, [line for line in lines if len(line) > 80]
-    for option in command.params:
-        if isinstance(option, click.Option):
-            assert option.help, option.name
+    context = command.context_class(command, info_name=path, terminal_width=80, max_content_width=100)
+    text = command.get_help(context)
+    assert max(map(len, text.splitlines())) <= 80, [line for line in text.splitlines() if len(line) > 80]
+    assert "\u2011" not in text
+    whole = set(re.findall(r"[\w./-]*\w-\w[\w./-]*", f"{command.help} {' '.join(getattr(p, 'help', '') or '' for p in command.params)}"))  # fmt: skip
+    assert all(name in text for name in whole - {"8x-gpu"} if "\\" not in name and not command_hides(command, name)), (
+        "a name is broken"
+    )
+
+
+def command_hides(command: click.Command, name: str) -> bool:
+    return any(
+        getattr(p, "hidden", False) and name in (p.help or "") for p in command.params if isinstance(p, click.Option)
+    )
+
+
+@pytest.mark.parametrize("path", TREE)
+def test_options_say_units_and_defaults_in_one_style(path: str) -> None:
+    """A value has a name or a unit of its own (MS, TOKENS, FILE), its default stands in the sentence, which ends in a dot."""
+    for option in TREE[path].params:
+        if not isinstance(option, click.Option) or option.hidden:
+            continue
+        assert option.help, option.name
+        assert option.help.endswith("."), option.name
+        assert option.show_default in (None, False), option.name
+        assert not re.search(r"default:|default is|by default|\[default|\bDefault\b", option.help), option.help
+        if option.is_flag:
+            continue
+        metavar = option.metavar or option.type.name
+        assert metavar not in (
+            "text",
+            "integer",
+            "float",
+            "integer range",
+            "float range",
+            "path",
+            "file",
+            "directory",
+        ), option.name
+        if isinstance(option.default, (int, float, str, Path)) and option.default != "":
+            assert re.search(r"\bdefault ", option.help), option.help
+        for unit, named in (("_ms", "MS"), ("_us", "US"), ("_mb", "MB")):
+            assert not str(option.name).endswith(unit) or option.metavar == named, option.name
 
 
 # Examples that need what a test has not: a GPU, a server, a browser, a package of measurements.

@@ -20,40 +20,51 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--name", help="The profile's name, e.g. 1x-h200. Default: 8x-gpu and the like.")
+@click.option("--name", metavar="NAME", help="The profile's name, e.g. 1x-h200; default 8x-gpu and the like.")
 @click.option(
     "--out",
     type=click.Path(file_okay=False),
-    help="Work folder with every finished measurement. Default: calibration-NAME.",
+    metavar="DIR",
+    help="Work folder with every finished measurement; default calibration-NAME.",
 )
-@click.option("-o", "--output", type=OutFile(), help="The profile. Default: NAME.yaml in the work folder.")
+@click.option(
+    "-o", "--output", type=OutFile(), metavar="FILE", help="The profile; default NAME.yaml in the work folder."
+)
 @click.option(
     "--gpus",
     "--ranks",
     "ranks",
     type=click.IntRange(1, 1024),
-    help="How many GPUs (with --cpu: processes). Default: all; 2 with --cpu.",
+    metavar="N",
+    help="How many GPUs (with --cpu: processes); default all; 2 with --cpu.",
 )
-@click.option("--model", help="Measure this model's own shapes: a name, a folder or a config.json.")
 @click.option(
-    "--tp", type=click.IntRange(1), help="With --model: ranks the model is cut over. Default: as many as are measured."
+    "--model", metavar="NAME|DIR|FILE", help="Measure this model's own shapes: a name, a folder or a config.json."
+)
+@click.option(
+    "--tp",
+    type=click.IntRange(1),
+    metavar="RANKS",
+    help="With --model: ranks the model is cut over; default as many as are measured.",
 )
 @click.option(
     "--experts",
     multiple=True,
     metavar="HIDDEN,INTERMEDIATE,EXPERTS,TOPK",
-    help="An expert shape of one rank, instead of a model. Repeatable.",
+    help="An expert shape of one rank, instead of a model; repeatable.",
 )
 @click.option("--quick", is_flag=True, help="Fewer sizes: under two minutes.")
 @click.option(
     "--only",
-    help="Measure these alone, separated by commas: peak, launches, small, gemm, moe, attention, copies, allreduce.",
+    metavar="NAMES",
+    help="Measure these alone, separated by commas: peak, launches, small, gemm, moe, attention, copies, allreduce; default all.",
 )
 @click.option(
     "--kinds",
+    metavar="NAMES",
     help="All-reduces to measure, separated by commas: nccl, nccl-ll, nccl-ll128, nccl-simple, nccl-ring, nccl-tree, "
-    "nccl-no-p2p, custom, custom-v1, flashinfer; engines for the last three as far as they are installed, forced for nccl-*. "
-    "Default: all that can run here.",
+    "nccl-no-p2p, custom, custom-v1, flashinfer; engines for the last three as far as they are installed, forced for nccl-*; "
+    "default all that can run here.",
 )
 @click.option(
     "--skip", metavar="CLASSES", help="Leave these operator classes out, separated by commas, such as moe_int4."
@@ -64,6 +75,7 @@ if TYPE_CHECKING:
 @click.option(
     "--time-limit",
     type=click.FloatRange(1),
+    metavar="SECONDS",
     help="Seconds after which it stops and writes the profile of what is there.",
 )
 @click.option("--no-p2p", is_flag=True, help="Measure with NCCL_P2P_DISABLE=1, as a box without peer access would run.")
@@ -73,7 +85,8 @@ if TYPE_CHECKING:
     "--refit",
     multiple=True,
     type=click.Path(dir_okay=False),
-    help="Measure nothing: fit a calibration's record (NAME.record.json) again. Repeat it to add later measurements of the same box.",
+    metavar="FILE",
+    help="Measure nothing: fit a calibration's record (NAME.record.json) again; repeatable, to add later measurements of the same box.",
 )
 @click.option(
     "--allow-multicast",
@@ -84,10 +97,10 @@ if TYPE_CHECKING:
     "--nnodes",
     type=click.IntRange(1),
     default=1,
-    show_default=True,
-    help="Nodes that take part; --out must be one shared folder.",
+    metavar="N",
+    help="Nodes that take part, with --out in one shared folder; default 1.",
 )
-@click.option("--node-rank", type=click.IntRange(0), default=0, show_default=True, help="This node's number.")
+@click.option("--node-rank", type=click.IntRange(0), default=0, metavar="N", help="This node's number; default 0.")
 @click.option("--master", default="", metavar="HOST:PORT", help="The first node, for --nnodes above 1.")
 @json_option
 def command(**options: Any) -> None:

@@ -9,7 +9,7 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -53,8 +53,35 @@ class OneOf(click.Choice):  # type: ignore[type-arg,unused-ignore]
         return value
 
 
+class Help(click.HelpFormatter):
+    """Help whose lines are broken at blanks alone: a name with hyphens stays whole."""
+
+    WHOLE = "\u2011"  # a hyphen that does not break, while lines are made
+
+    def write_text(self, text: str) -> None:
+        super().write_text(text.replace("-", self.WHOLE))
+
+    def write_dl(self, rows: Iterable[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
+        super().write_dl([(name, said.replace("-", self.WHOLE)) for name, said in rows], col_max, col_spacing)
+
+    def getvalue(self) -> str:
+        return super().getvalue().replace(self.WHOLE, "-")
+
+
+class Context(click.Context):
+    formatter_class = Help
+
+
 class Group(click.Group):
     """A group whose unknown commands are answered with the nearest known one, and none with those there are."""
+
+    context_class = Context
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        command = super().get_command(ctx, cmd_name)
+        if command is not None:
+            command.context_class = Context
+        return command
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **{"no_args_is_help": False, **settings})

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from specsim.commands.common import Meter, draw, json_option, note, plot_option, print_result, show
-from specsim.commands.scenario import COUNT, scenario_options, without_defaults
+from specsim.commands.scenario import COUNT, says, scenario_options, without_defaults
 
 
 class At(click.ParamType):  # type: ignore[type-arg,unused-ignore]
@@ -55,9 +55,17 @@ class At(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     metavar="TEST=VALUE,...",
     help="The outcome of a test that diagnose proposed; repeatable.",
 )
-@click.option("--noise", type=float, default=0.05, show_default=True, help="Relative error of the step times given.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the Monte Carlo samples.")
+@click.option(
+    "--noise", type=float, default=0.05, metavar="F", help="Relative error of the step times given; default 0.05."
+)
+@click.option("--seed", type=int, default=0, metavar="N", help="Seed of the Monte Carlo samples; default 0.")
 @plot_option("the weights of the explanations, and decode and verify by component under each")
+@says(
+    hardware="Hardware profile of a healthy box like this one (specsim hardware list); default 8x-rtx-pro-6000, and none beside files.",
+    accept_rate="Probability, 0 to 1, that a drafted token is accepted, as observed.",
+    accept_length="Mean tokens a cycle, the bonus token included, as observed.",
+    accept_per_position="Conditional accept rates, 0 to 1, by position, as observed.",
+)
 @scenario_options
 @json_option
 def command(sources: tuple[str, ...], as_json: bool, plot: Path | None, seed: int, **options: Any) -> None:

@@ -8,24 +8,23 @@ import click
 
 from specsim.commands.common import Meter, OneOf, OutFile, json_option, note, print_json, show
 
-EPILOG = """\b
-Examples:
-  specsim fit --records validation --leave-one-out
-  specsim fit --records runs --hardware 1x-h200 --hold-out 'llama8b-*' \\
-    -o my-box.yaml
-  specsim fit --records runs --terms cycle_cpu
-"""
 PATH = click.Path(path_type=Path)
 
 
-@click.command(epilog=EPILOG)
-@click.option("--records", type=PATH, required=True, help="Folder of records, or one record.")
-@click.option("--hardware", help="Profile to predict with and to write into.  [default: each record's own]")
+@click.command()
+@click.option("--records", type=PATH, required=True, metavar="DIR|FILE", help="Folder of records, or one record.")
+@click.option(
+    "--hardware", metavar="NAME|FILE", help="Profile to predict with and to write into; default each record's own."
+)
 @click.option("--hold-out", multiple=True, metavar="NAME", help="Leave out these records; may hold * and be repeated.")
 @click.option("--leave-one-out", is_flag=True, help="Also predict each model's runs from a fit to the other models'.")
-@click.option("--terms", metavar="A,B,...", help="Fit these terms.  [default: all that the records identify]")
-@click.option("--engine", type=OneOf(["sglang", "vllm"]), help="Engine, where records are of several.")
-@click.option("-o", "--output", type=OutFile(), help="Write the profile with the fitted terms to this YAML file.")
+@click.option("--terms", metavar="A,B,...", help="Fit these terms; default all that the records identify.")
+@click.option(
+    "--engine", type=OneOf(["sglang", "vllm"]), metavar="sglang|vllm", help="Engine, where records are of several."
+)
+@click.option(
+    "-o", "--output", type=OutFile(), metavar="FILE", help="Write the profile with the fitted terms to this YAML file."
+)
 @json_option
 def command(
     records: Path,
@@ -41,6 +40,13 @@ def command(
 
     Only the engine's few terms move (docs: Fit), from the values and spreads of its description. Terms that the
     records do not identify stay, and the run that would identify each is named.
+
+    \b
+    Examples:
+      specsim fit --records validation --leave-one-out
+      specsim fit --records runs --hardware 1x-h200 --hold-out 'llama8b-*' \\
+        -o my-box.yaml
+      specsim fit --records runs --terms verify_layer
     """
     from specsim.fitted import fit
 

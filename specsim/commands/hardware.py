@@ -20,7 +20,7 @@ from specsim.commands.common import (
     print_result,
     show,
 )
-from specsim.commands.scenario import HARDWARE, scenario_of, scenario_options
+from specsim.commands.scenario import HARDWARE, says, scenario_of, scenario_options
 from specsim.pages import Grid, Line, grid
 
 if TYPE_CHECKING:
@@ -94,6 +94,7 @@ def show_command(name: str, plot: Path | None, as_json: bool) -> None:
     help="With a scenario: exit code 1 when a number that matters differs by more, such as 3%.",
 )
 @plot_option("the all-reduce curves")
+@says(hardware="Profile that the scenario is built on; default the first of those compared.")
 @scenario_options
 @json_option
 def diff_command(
@@ -249,11 +250,23 @@ def _number(value: float | None) -> str:
 @click.option(
     "--into", type=HARDWARE, metavar="NAME|FILE", help="Profile that takes the numbers: a name or a YAML file."
 )
-@click.option("-o", "--output", type=OutFile(), help="File to write; its name becomes the profile's.")
-@click.option("--date", default=None, help="Date of the measurement, YYYY-MM-DD; today by default.")
-@click.option("--reference", default=None, help="Where the numbers are from, kept as their source.")
-@click.option("--implementation", default="nccl", show_default=True, help="Name of the all-reduce that was measured.")
-@click.option("--l2-mb", type=click.FloatRange(1, 1000), help="L2 cache of the GPU in MB, for tables without --into.")
+@click.option("-o", "--output", type=OutFile(), metavar="FILE", help="File to write; its name becomes the profile's.")
+@click.option("--date", default=None, metavar="YYYY-MM-DD", help="Date of the measurement; default today.")
+@click.option(
+    "--reference",
+    default=None,
+    metavar="TEXT",
+    help="Where the numbers are from, kept as their source; default the file's name.",
+)
+@click.option(
+    "--implementation", default="nccl", metavar="NAME", help="Name of the all-reduce that was measured; default nccl."
+)
+@click.option(
+    "--l2-mb",
+    type=click.FloatRange(1, 1000),
+    metavar="MB",
+    help="L2 cache of the GPU in MB, for tables without --into.",
+)
 @json_option
 def import_command(what: str, into: str | None, output: Path | None, as_json: bool, **options: Any) -> None:
     """Import measurements into a profile. Read are the output of nccl-tests, nvbandwidth or p2pBandwidthLatencyTest, and

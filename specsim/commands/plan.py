@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from specsim.commands.common import Meter, OutFile, draw, json_option, note, plot_option, print_result, show
-from specsim.commands.scenario import COUNT, FILE, Known, scenario_options
+from specsim.commands.scenario import COUNT, FILE, Known, says, scenario_options
 
 LISTS = ("hardware", "tp", "ep", "draft_tokens")
 FIXED = ("batch", "context", "num_steps", "topk")  # what the load and the plan set
@@ -29,15 +29,21 @@ def lists_of_some(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @click.command()
+@says(
+    tp="Tensor-parallel ranks; default every power of two on which the model fits.",
+    draft_tokens="Rows a sequence verifies each cycle, root included; default 2 to 8, none, and by batch.",
+)
 @lists_of_some
 @click.option("--rate", type=float, metavar="R", help="Requests a second, over all replicas.")
-@click.option("--input-tokens", type=COUNT, help=f"Mean prompt tokens; default {INPUT:,}.")
-@click.option("--output-tokens", type=COUNT, help=f"Mean tokens a request generates; default {OUTPUT:,}.")
+@click.option("--input-tokens", type=COUNT, metavar="TOKENS", help=f"Mean prompt tokens; default {INPUT:,}.")
+@click.option(
+    "--output-tokens", type=COUNT, metavar="TOKENS", help=f"Mean tokens a request generates; default {OUTPUT:,}."
+)
 @click.option(
     "--trace", type=FILE, metavar="FILE", help="Take lengths, and the rate of the busiest minute, from a trace."
 )
-@click.option("--ttft-ms", type=float, help="Target: mean time to first token.")
-@click.option("--tpot-ms", type=float, help="Target: mean time per output token.")
+@click.option("--ttft-ms", type=float, metavar="MS", help="Target: mean time to first token.")
+@click.option("--tpot-ms", type=float, metavar="MS", help="Target: mean time per output token.")
 @click.option(
     "--speedup", type=float, default=1.5, metavar="X", help="Speedup to give drafters' targets for; default 1.5."
 )
@@ -45,12 +51,14 @@ def lists_of_some(command: Callable[..., Any]) -> Callable[..., Any]:
     "--hysteresis", type=float, default=0.03, metavar="F", help="Gain that a switch must bring; default 0.03."
 )
 @click.option("--headroom", type=float, default=0.1, metavar="F", help="Share by which the rate may grow; default 0.1.")
-@click.option("--max-gpus", type=COUNT, metavar="N", help="GPUs there are.")
+@click.option("--max-gpus", type=COUNT, metavar="N", help="GPUs there are at most; default any number.")
 @click.option("--price-per-gpu-hour", type=float, metavar="P", help="Give the cost of a million output tokens.")
 @click.option("--policy", type=OutFile(), metavar="FILE", help="Write when to switch, as --engine reads it (JSON).")
 @click.option("--simulate", is_flag=True, help="Confirm the plan by simulating one replica.")
-@click.option("--num-requests", type=COUNT, default=2000, help="Requests of the simulation; default 2,000.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, help="Of the simulation; default 0.")
+@click.option(
+    "--num-requests", type=COUNT, default=2000, metavar="N", help="Requests of the simulation; default 2,000."
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, metavar="N", help="Seed of the simulation; default 0.")
 @plot_option("GPUs or cost of each choice, and what a drafter must reach")
 @json_option
 def command(as_json: bool, plot: Path | None, **options: Any) -> int:

@@ -103,17 +103,17 @@ def option(*flags: str, **settings: Any) -> Callable[[F], F]:
 COUNT = Count()
 OPTIONS = [
     option("--model", type=MODEL, metavar="NAME|DIR|FILE", help="Target: a preset (specsim models list) or a config.json; default Kimi-K2.5."),
-    option("--draft", type=MODEL, metavar="NAME|DIR|FILE", help="Draft model; default: the target's public draft."),
+    option("--draft", type=MODEL, metavar="NAME|DIR|FILE", help="Draft model; default the target's public draft."),
     option("--hardware", type=HARDWARE, metavar="NAME|FILE", help="Hardware profile (specsim hardware list); default 8x-pcie-field."),
     option("--engine", type=Known(lambda: known.ENGINES), metavar="sglang|vllm", help="Serving engine; default sglang."),
-    option("--tp", type=COUNT, metavar="RANKS", help="Tensor-parallel ranks; default: the box's GPUs."),
+    option("--tp", type=COUNT, metavar="RANKS", help="Tensor-parallel ranks; default the box's GPUs."),
     option("--ep", type=COUNT, metavar="GROUPS", help="Expert-parallel groups; default 1."),
     option("--dp-attention", type=DpAttention(), metavar="GROUPS|on", help="Groups of data-parallel attention; on: one a rank; default 1."),
     option("--batch", type=COUNT, metavar="SEQUENCES", help="Sequences decoded together; default 1."),
     option("--context", type=COUNT, metavar="TOKENS", help="Cached tokens of each sequence; default 2048 (8k is 8 x 1024)."),
-    option("--method", type=Known(lambda: known.METHODS), metavar="METHOD", help="eagle3, eagle, mtp, draft-model, dflash, dspark, ngram or none; default: the draft's own."),
+    option("--method", type=Known(lambda: known.METHODS), metavar="METHOD", help="eagle3, eagle, mtp, draft-model, dflash, dspark, ngram or none; default the draft's own."),
     option("--draft-tokens", type=COUNT, metavar="ROWS", help="Rows a sequence verifies each cycle, root included; default 3."),
-    option("--num-steps", type=COUNT, metavar="STEPS", help="Depth of drafting; default, a chain: draft tokens - 1."),
+    option("--num-steps", type=COUNT, metavar="STEPS", help="Depth of drafting; default draft tokens - 1, a chain."),
     option("--topk", type=COUNT, metavar="BRANCHES", help="Branching of drafting; default 1, a chain."),
     option("--accept-rate", type=float, metavar="A", help="Probability, 0 to 1, that a drafted token is accepted; no default."),
     option("--accept-length", type=float, metavar="L", help="Mean tokens a cycle, the bonus token included; no default."),
@@ -137,6 +137,19 @@ def scenario_options(command: F) -> F:
     for add in reversed(OPTIONS):
         command = add(command)
     return command
+
+
+def says(**helps: str) -> Callable[[F], F]:
+    """Other help for some scenario options of a command, where they mean something else; "": they play no part, and are
+    not shown."""
+
+    def change(command: F) -> F:
+        for option in command.__click_params__:  # type: ignore[attr-defined]
+            if isinstance(option, ScenarioOption) and option.name in helps:
+                option.help, option.hidden = helps[option.name], not helps[option.name]
+        return command
+
+    return change
 
 
 def without_defaults(options: dict[str, Any], wanted: Callable[[str], bool]) -> dict[str, Any]:

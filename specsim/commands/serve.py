@@ -19,9 +19,18 @@ PORT = 8765
 
 @click.command()
 @scenario_options
-@click.option("--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, help="0: any that is free.")
 @click.option(
-    "--host", metavar="ADDRESS", default="127.0.0.1", help="Another address than this machine's own; needs a token."
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=PORT,
+    metavar="PORT",
+    help=f"Port of the page, 0 for any that is free; default {PORT}.",
+)
+@click.option(
+    "--host",
+    metavar="ADDRESS",
+    default="127.0.0.1",
+    help="Address to serve, where another than this machine's own needs a token; default 127.0.0.1.",
 )
 @click.option(
     "--token",

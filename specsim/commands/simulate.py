@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specsim.commands.common import Meter, OutFile, draw, json_option, note, plot_option, print_result, show
-from specsim.commands.scenario import COUNT, FILE, Rates, scenario_options
+from specsim.commands.scenario import COUNT, FILE, Rates, says, scenario_options
 
 if TYPE_CHECKING:
     from specsim.metrics import Metrics
@@ -17,42 +17,75 @@ REQUESTS, INPUT, OUTPUT = 1000, 1024, 256  # as specsim.simulated has them
 
 
 @click.command()
+@says(batch="", context="")
 @scenario_options
-@click.option("--num-requests", type=COUNT, help=f"Requests to simulate; default {REQUESTS:,}, or the whole trace.")
+@click.option(
+    "--num-requests", type=COUNT, metavar="N", help=f"Requests to simulate; default {REQUESTS:,}, or the whole trace."
+)
 @click.option("--rate", type=float, metavar="R", help="Requests a second; inf sends all at once.")
 @click.option(
     "--burstiness", type=float, metavar="K", help="Gamma shape of the gaps; default 1 (Poisson), inf is even."
 )
 @click.option(
-    "--concurrency", type=COUNT, help="Requests in flight at most; without --rate each is sent when one ends."
+    "--concurrency",
+    type=COUNT,
+    metavar="N",
+    help="Requests in flight at most; without --rate each is sent when one ends.",
 )
 @click.option(
     "--trace", type=FILE, metavar="FILE", help="Arrivals and lengths: CSV or JSONL, .gz too (docs/simulate.md)."
 )
-@click.option("--speed", type=float, metavar="X", help="Play the trace X times as fast.")
+@click.option("--speed", type=float, metavar="X", help="Play the trace X times as fast; default 1.")
 @click.option("--spread", type=float, metavar="S", help="The trace's times are multiples of S seconds: spread them.")
-@click.option("--input-tokens", type=COUNT, help=f"Prompt tokens of a request; default {INPUT:,}.")
-@click.option("--output-tokens", type=COUNT, help=f"Tokens a request generates; default {OUTPUT:,}.")
+@click.option("--input-tokens", type=COUNT, metavar="TOKENS", help=f"Prompt tokens of a request; default {INPUT:,}.")
+@click.option("--output-tokens", type=COUNT, metavar="TOKENS", help=f"Tokens a request generates; default {OUTPUT:,}.")
 @click.option(
     "--range-ratio", type=float, metavar="F", help="Draw lengths from F x tokens to tokens; default 1, all alike."
 )
-@click.option("--prefix-rate", type=float, default=0.0, metavar="F", help="Share of each prompt in the prefix cache.")
 @click.option(
-    "--overhead-ms", type=float, default=0.0, help="From sending a request to the scheduler's seeing it; default 0."
+    "--prefix-rate",
+    type=float,
+    default=0.0,
+    metavar="F",
+    help="Share of each prompt in the prefix cache, 0 to 1; default 0.",
 )
 @click.option(
-    "--chunk-us", type=float, default=0.0, help="What the front end takes to send a chunk to its client; default 0."
+    "--overhead-ms",
+    type=float,
+    default=0.0,
+    metavar="MS",
+    help="From sending a request to the scheduler's seeing it; default 0.",
 )
-@click.option("--accept-histogram", type=Rates(), help="How often a cycle gained 1, 2, ... tokens, as recorded.")
+@click.option(
+    "--chunk-us",
+    type=float,
+    default=0.0,
+    metavar="US",
+    help="What the front end takes to send a chunk to its client; default 0.",
+)
+@click.option(
+    "--accept-histogram",
+    type=Rates(),
+    metavar="N1,N2,...",
+    help="How often a cycle gained 1, 2, ... tokens, as recorded.",
+)
 @click.option(
     "--policy", type=FILE, metavar="FILE", help="Draft lengths by batch, as specsim plan --policy wrote them."
 )
-@click.option("--chunk-tokens", type=COUNT, help="Tokens of a prefill step at most; default: the engine's.")
+@click.option(
+    "--chunk-tokens", type=COUNT, metavar="TOKENS", help="Tokens of a prefill step at most; default the engine's."
+)
 @click.option("--no-overlap", is_flag=True, help="Decide each step after the one before, not during it.")
-@click.option("--ttft-ms", type=float, help="Goodput target: time to first token.")
-@click.option("--tpot-ms", type=float, help="Goodput target: time per output token.")
-@click.option("--e2e-ms", type=float, help="Goodput target: time to the last token.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, help="Of arrivals, lengths and acceptance; default 0.")
+@click.option("--ttft-ms", type=float, metavar="MS", help="Goodput target: time to first token.")
+@click.option("--tpot-ms", type=float, metavar="MS", help="Goodput target: time per output token.")
+@click.option("--e2e-ms", type=float, metavar="MS", help="Goodput target: time to the last token.")
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="N",
+    help="Seed of arrivals, lengths and acceptance; default 0.",
+)
 @click.option("--requests-out", type=OutFile(), metavar="FILE", help="Write one line a request (CSV).")
 @plot_option("batch, queue and throughput over time, and latencies")
 @json_option

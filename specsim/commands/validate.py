@@ -27,20 +27,6 @@ from specsim.commands.common import (
 )
 from specsim.errors import InputError
 
-EPILOG = """\b
-Examples:
-  specsim validate --url http://127.0.0.1:30000 --batch 1,4,16 \\
-    --context 1024,8192 -o runs
-  specsim validate --launch --model DIR --draft DIR --method eagle3 \\
-    --num-steps 3 --tp 2 -o runs
-  specsim validate --scenarios validation/scenarios-1gpu.yaml \\
-    --time-limit 1500 -o runs
-  specsim validate --url http://127.0.0.1:30000 --rate 2,8,12 \\
-    --num-requests 400 --input-tokens 1024 -o runs
-  specsim validate --records runs --hardware 1x-h200 --plot runs.png \\
-    --fail-over 10%
-"""
-
 
 class Numbers(click.ParamType):  # type: ignore[type-arg, unused-ignore]
     """Whole numbers with commas between them."""
@@ -79,72 +65,133 @@ class Rates(click.ParamType):  # type: ignore[type-arg, unused-ignore]
 PATH = click.Path(path_type=Path)
 
 
-@click.command(epilog=EPILOG)
-@click.option("--url", help="Measure the SGLang or vLLM server at this address.")
+@click.command()
+@click.option("--url", metavar="URL", help="Measure the SGLang or vLLM server at this address.")
 @click.option("--launch", is_flag=True, help="Start SGLang with dummy weights, measure it, stop it.")
-@click.option("--scenarios", type=PATH, help="Launch and measure each scenario of this YAML file.")
+@click.option("--scenarios", type=PATH, metavar="FILE", help="Launch and measure each scenario of this YAML file.")
 @click.option(
-    "--records", type=PATH, help="Replay: predicted against observed for the records in this folder (or one file)."
+    "--records",
+    type=PATH,
+    metavar="DIR|FILE",
+    help="Replay: predicted against observed for the records in this folder (or one file).",
 )
-@click.option("-o", "--output", type=PATH, default=Path("runs"), show_default=True, help="Folder for records and logs.")
-@click.option("--batch", type=Numbers(), help="Batch sizes.  [default: 1,4,16,32]")
-@click.option("--context", type=Numbers(), help="Prompt lengths in tokens.  [default: 1024]")
+@click.option(
+    "-o", "--output", type=PATH, default=Path("runs"), metavar="DIR", help="Folder for records and logs; default runs."
+)
+@click.option("--batch", type=Numbers(), help="Batch sizes; default 1,4,16,32.")
+@click.option("--context", type=Numbers(), help="Prompt lengths in tokens; default 1024.")
 @click.option("--rate", type=Rates(), help="Under load: Poisson requests a second, one run for each.")
 @click.option(
-    "--num-requests", type=Numbers(), help="Requests of a load run, one number or one a rate.  [default: 400]"
+    "--num-requests",
+    type=Numbers(),
+    metavar="N,N,...",
+    help="Requests of a load run, one number or one a rate; default 400.",
 )
-@click.option("--input-tokens", type=click.IntRange(1, 2**20), help="Prompt tokens under load.  [default: 1024]")
-@click.option("--output-tokens", type=click.IntRange(2, 2**20), help="Generated tokens under load.  [default: 256]")
-@click.option("--seed", type=click.IntRange(0), help="Of the arrivals, as in simulate.  [default: 0]")
-@click.option("--max-running", type=click.IntRange(1, 4096), help="Requests a launched server runs at once under load.")
 @click.option(
-    "--duration", type=click.FloatRange(1, 3600), help="Seconds to repeat at one point, at most.  [default: 25]"
+    "--input-tokens", type=click.IntRange(1, 2**20), metavar="TOKENS", help="Prompt tokens under load; default 1024."
+)
+@click.option(
+    "--output-tokens", type=click.IntRange(2, 2**20), metavar="TOKENS", help="Generated tokens under load; default 256."
+)
+@click.option("--seed", type=click.IntRange(0), metavar="N", help="Seed of the arrivals, as in simulate; default 0.")
+@click.option(
+    "--max-running",
+    type=click.IntRange(1, 4096),
+    metavar="N",
+    help="Requests a launched server runs at once under load.",
+)
+@click.option(
+    "--duration",
+    type=click.FloatRange(1, 3600),
+    metavar="SECONDS",
+    help="Seconds to repeat at one point, at most; default 25.",
 )
 @click.option("--quick", is_flag=True, help="Shorter lengths, two repetitions: about 6 s a point.")
 @click.option(
-    "--time-limit", type=click.FloatRange(1), help="Seconds for everything; starts no scenario that cannot finish."
+    "--time-limit",
+    type=click.FloatRange(1),
+    metavar="SECONDS",
+    help="Seconds for everything; starts no scenario that cannot finish.",
 )
 @click.option(
     "--only", multiple=True, metavar="NAME", help="Of --scenarios, those that match; may hold * and be given again."
 )
 @click.option("--resume", is_flag=True, help="Of --scenarios, leave out those that have a record in the output folder.")
-@click.option("--name", help="Name of the record.")
+@click.option("--name", metavar="NAME", help="Name of the record.")
 @click.option(
-    "--model", type=PATH, help="Target: folder with config.json, or that file; of records, where they lack it."
+    "--model",
+    type=PATH,
+    metavar="DIR|FILE",
+    help="Target: folder with config.json, or that file; of records, where they lack it.",
 )
-@click.option("--draft", type=PATH, help="Drafter: folder with config.json, or that file; of records too.")
-@click.option("--layers", type=click.IntRange(1, 1024), help="Launch the target with so many of its layers.")
-@click.option("--tp", type=click.IntRange(1, 1024), default=1, show_default=True, help="Tensor-parallel ranks.")
+@click.option(
+    "--draft", type=PATH, metavar="DIR|FILE", help="Drafter: folder with config.json, or that file; of records too."
+)
+@click.option(
+    "--layers", type=click.IntRange(1, 1024), metavar="N", help="Launch the target with so many of its layers."
+)
+@click.option(
+    "--tp", type=click.IntRange(1, 1024), default=1, metavar="RANKS", help="Tensor-parallel ranks; default 1."
+)
 @click.option(
     "--method",
     type=OneOf(["none", "eagle3", "eagle", "mtp", "draft-model", "ngram"]),
     default="none",
-    show_default=True,
-    help="Drafting of the launched server.",
+    metavar="METHOD",
+    help="Drafting of the launched server: none, eagle3, eagle, mtp, draft-model or ngram; default none.",
 )
-@click.option("--num-steps", type=click.IntRange(1, 64), help="Draft steps, as SGLang's --speculative-num-steps.")
-@click.option("--topk", type=click.IntRange(1, 64), default=1, show_default=True, help="Branches a draft step.")
-@click.option("--draft-tokens", type=click.IntRange(2, 512), help="Rows a verify, root included.  [default: steps + 1]")
-@click.option("--accept-length", type=click.FloatRange(1, 64), help="Accept length to simulate.  [default: 2]")
+@click.option(
+    "--num-steps", type=click.IntRange(1, 64), metavar="STEPS", help="Draft steps, as SGLang's --speculative-num-steps."
+)
+@click.option(
+    "--topk", type=click.IntRange(1, 64), default=1, metavar="BRANCHES", help="Branches a draft step; default 1."
+)
+@click.option(
+    "--draft-tokens",
+    type=click.IntRange(2, 512),
+    metavar="ROWS",
+    help="Rows a verify, root included; default steps + 1.",
+)
+@click.option(
+    "--accept-length", type=click.FloatRange(1, 64), metavar="L", help="Accept length to simulate; default 2."
+)
 @click.option("--eager", is_flag=True, help="Without CUDA graphs.")
 @click.option("--profile", is_flag=True, help="Also save a kernel table of the first point.")
-@click.option("--sglang-args", default="", help="Further flags for the server, in one string.")
+@click.option("--sglang-args", default="", metavar="LINE", help="Further flags for the server, in one string.")
 @click.option(
-    "--port", type=click.IntRange(1, 65535), help="Port of the launched server.  [default: 30000 or a free one]"
+    "--port",
+    type=click.IntRange(1, 65535),
+    metavar="PORT",
+    help="Port of the launched server; default 30000 or a free one.",
 )
 @click.option(
-    "--start-timeout", type=click.FloatRange(1), default=600.0, show_default=True, help="Seconds to get healthy."
+    "--start-timeout",
+    type=click.FloatRange(1),
+    default=600.0,
+    metavar="SECONDS",
+    help="Seconds to get healthy; default 600.",
 )
 @click.option(
-    "--request-timeout", type=click.FloatRange(0.1), default=300.0, show_default=True, help="Seconds for a batch."
+    "--request-timeout",
+    type=click.FloatRange(0.1),
+    default=300.0,
+    metavar="SECONDS",
+    help="Seconds for a batch; default 300.",
 )
-@click.option("--server-log", type=PATH, help="Log file of the server at --url, to compare with.")
-@click.option("--vllm-args", default="", help="Flags of the vLLM server at --url, which does not say them itself.")
-@click.option("--server-command", default=f"{sys.executable} -m sglang.launch_server", help="What starts the server.")
+@click.option("--server-log", type=PATH, metavar="FILE", help="Log file of the server at --url, to compare with.")
+@click.option(
+    "--vllm-args", default="", metavar="LINE", help="Flags of the vLLM server at --url, which does not say them itself."
+)
+@click.option(
+    "--server-command",
+    default=f"{sys.executable} -m sglang.launch_server",
+    metavar="COMMAND",
+    help="What starts the server; default this Python with -m sglang.launch_server.",
+)
 @click.option(
     "--allow-multicast", is_flag=True, help="Allow NVLink multicast flags: can disturb other users of the host."
 )
-@click.option("--hardware", help="Profile of the box: to predict with, or to name in the record.")
+@click.option("--hardware", metavar="NAME|FILE", help="Profile of the box: to predict with, or to name in the record.")
 @plot_option("of a replay predicted against observed, and residuals")
 @click.option("--fail-over", type=Percent(), help="Replay: exit code 1 when a phase's median error is above this.")
 @json_option
@@ -154,6 +201,19 @@ def command(**options: Any) -> int:
     Measures decode or cycle time by regression over several answer lengths, the phases by the engine's timers, and
     compares them with the engine's log; each point is saved as soon as it is measured. An API key is read from
     SPECSIM_API_KEY or OPENAI_API_KEY.
+
+    \b
+    Examples:
+      specsim validate --url http://127.0.0.1:30000 --batch 1,4,16 \\
+        --context 1024,8192 -o runs
+      specsim validate --launch --model DIR --draft DIR --method eagle3 \\
+        --num-steps 3 --tp 2 -o runs
+      specsim validate --scenarios validation/scenarios-1gpu.yaml \\
+        --time-limit 1500 -o runs
+      specsim validate --url http://127.0.0.1:30000 --rate 2,8,12 \\
+        --num-requests 400 --input-tokens 1024 -o runs
+      specsim validate --records runs --hardware 1x-h200 --plot runs.png \\
+        --fail-over 10%
     """
     modes = [flag for flag in ("url", "launch", "scenarios", "records") if options[flag]]
     if modes == ["launch", "scenarios"]:
