@@ -349,7 +349,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         file.write(str({"traceEvents": [{**event, "ts": 10 * i} for i in range(50)]}).replace("'", '"'))
     for folder in ("runs", "validation"):
         Path(folder).mkdir()
-        for name in ("llama8b-base", "llama8b-e3-s3"):
+        for name in ("llama8b-base", "llama8b-base-eager", "llama8b-e3-s3"):
             record = json.loads((VALIDATION / f"{name}.json").read_text())
             Path(folder, f"{name}.json").write_text(json.dumps({**record, "samples": []}))
     Path("azure.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(f"2023-11-16 18:17:{s:02}.0,{300 + s},40\n" for s in range(0, 60, 5)))  # fmt: skip
