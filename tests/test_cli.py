@@ -347,9 +347,10 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     event = {"name": "nvjet", "cat": "kernel", "ph": "X", "ts": 1, "dur": 5, "args": {"stream": 7}}
     with gzip.open("TP-0.trace.json.gz", "wt") as file:
         file.write(str({"traceEvents": [{**event, "ts": 10 * i} for i in range(50)]}).replace("'", '"'))
-    for folder in ("runs", "validation"):
+    recorded = ("llama8b-base", "llama8b-e3-s3")
+    for folder, names in (("runs", recorded), ("validation", (*recorded, "llama8b-base-eager"))):
         Path(folder).mkdir()
-        for name in ("llama8b-base", "llama8b-base-eager", "llama8b-e3-s3"):
+        for name in names:
             record = json.loads((VALIDATION / f"{name}.json").read_text())
             Path(folder, f"{name}.json").write_text(json.dumps({**record, "samples": []}))
     Path("azure.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(f"2023-11-16 18:17:{s:02}.0,{300 + s},40\n" for s in range(0, 60, 5)))  # fmt: skip

@@ -46,7 +46,7 @@ def command(
       specsim fit --records validation --leave-one-out
       specsim fit --records runs --hardware 1x-h200 --hold-out 'llama8b-*' \\
         -o my-box.yaml
-      specsim fit --records runs --terms eager_factor
+      specsim fit --records validation --terms eager_factor
     """
     from specsim.fitted import fit
 
