@@ -50,7 +50,7 @@ WRONG = {
     "hardware lst": "did you mean 'list'",
     "models shw": "did you mean 'show'",
     "hardware": "one of diff, import, list, show",
-    "predict --bach 3": "Did you mean",
+    "predict --bach 3": "no option '--bach'; did you mean",
     "predict --batch": "requires an argument",
     "predict --batch x": "'x' is not a whole number; for example 2048 or 8k",
     "predict --batch 1.5": "'1.5' is not a whole number",
@@ -229,6 +229,35 @@ def test_a_shell_completes_commands_options_and_names() -> None:
     assert completed("specsim predict --accept-profile kimi-k2.5-eagle3/h") == ["kimi-k2.5-eagle3/humaneval"]
     assert completed("specsim models show gpt-oss-20b-") == ["gpt-oss-20b-eagle3"]
     assert completed("specsim nonsense --x") == []
+
+
+@pytest.mark.parametrize(("shell", "answer"), [("zsh", ["plain", "8x-l40s", "_"]), ("fish", ["plain,8x-l40s"])])
+def test_every_shell_is_answered_in_its_own_form(shell: str, answer: list[str]) -> None:
+    """zsh reads kind, value and help on a line each; fish kind, value and help in one."""
+    asked = {"COMP_WORDS": "specsim predict --hardware 8x-l", "COMP_CWORD": "3" if shell == "zsh" else "8x-l"}
+    done = specsim(env={**os.environ, **asked, "_SPECSIM_COMPLETE": f"{shell}_complete"})
+    assert (done.stdout.splitlines(), done.stderr) == (answer, "")
+
+
+@pytest.mark.parametrize(
+    ("shell", "typed"),
+    [
+        ("zsh", "autoload -Uz compinit; compinit -u -D; source {script}; echo $_comps[specsim]"),
+        ("fish", 'source {script}; complete -C "specsim predict --hardware 8x-l"'),
+    ],
+)
+def test_the_scripts_of_other_shells_load(shell: str, typed: str, tmp_path: Path) -> None:
+    """Where the shell is here: fish is asked to complete a line, zsh whom it would ask."""
+    if not shutil.which(shell):
+        pytest.skip(f"there is no {shell} here")
+    script = tmp_path / "script"
+    script.write_text(specsim("completion", shell).stdout)
+    (tmp_path / "specsim").write_text(f'#!/bin/sh\nexec {sys.executable} -m specsim "$@"\n')
+    (tmp_path / "specsim").chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "HOME": str(tmp_path)}
+    line = [shell, "-c", typed.format(script=script)]
+    done = subprocess.run(line, capture_output=True, text=True, check=False, env=environment)
+    assert done.stdout.split()[-1:] == ["_specsim_completion" if shell == "zsh" else "8x-l40s"], done.stderr
 
 
 def test_completion_loads_nothing_heavy() -> None:

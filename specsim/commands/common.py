@@ -105,6 +105,8 @@ def usage(error: click.ClickException) -> str:
         where = flags[0] if flags else error.param.human_readable_name
         return f"{where}: {' '.join(error.message.split()).rstrip('.')}"
     context = getattr(error, "ctx", None)
+    if context is not None and isinstance(error, click.NoSuchOption):
+        return f"{context.command_path}: no option {error.option_name!r}; {_nearest_option(context, error.option_name)}"
     extra = re.match(r"Got unexpected extra arguments? \((\S+?)[\s)]", said)
     if context is not None and extra:
         return f"{context.command_path}: {extra[1]!r} stands alone; {_as_option(context.command, extra[1])}"
@@ -114,6 +116,15 @@ def usage(error: click.ClickException) -> str:
         return f"{context.command_path}: no command; one of {', '.join(context.command.list_commands(context))}"
     mend = "" if "Did you mean" in said else f"; {context.command_path} --help lists the options"
     return f"{context.command_path}: {said[:1].lower()}{said[1:].replace('. (Did', ' (Did')}{mend}"
+
+
+def _nearest_option(context: click.Context, name: str) -> str:
+    """The mend for an option that a command has not: the nearest one that it has."""
+    import difflib
+
+    known = [flag for option in context.command.get_params(context) for flag in option.opts if flag.startswith("--")]
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"did you mean {near[0]!r}?" if near else f"{context.command_path} --help lists the options"
 
 
 def _as_option(command: click.Command, word: str) -> str:
