@@ -7,6 +7,7 @@ Rows that cannot be used are left out with a note that names file and line; text
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -15,6 +16,9 @@ from specsim import link_tests, nccl_tests
 from specsim.errors import InputError
 from specsim.nccl_tests import Run
 from specsim.profiles import AllReduceCurve, Profile, Source
+
+# what a line of each tool begins with
+BEGINNINGS = (r"#[ \t]*nThread", r"#.*\balgbw\b", r"P2P Connectivity Matrix", r"nvbandwidth Version")
 
 
 @dataclass
@@ -61,6 +65,7 @@ def _curve(runs: list[Run], ranks: int, source: Source, implementation: str) -> 
 
 def read_tool(text: str, where: str) -> Readings:
     """Read the text of a known tool. Raises InputError when it is of no known tool or holds nothing usable."""
+    text = without_prefixes(text)
     if nccl_tests.looks_like(text):
         output = nccl_tests.read(text, where)
         return Readings("nccl-tests", output.runs, device=output.device, notes=output.notes)
@@ -69,6 +74,22 @@ def read_tool(text: str, where: str) -> Readings:
         return Readings(links.tool, figures=links.figures, device=links.device, notes=links.notes)
     known = "nccl-tests, nvbandwidth or p2pBandwidthLatencyTest output"
     raise InputError("is of no known tool", where=where, mend=f"give {known}, or aiconfigurator:SYSTEM")
+
+
+def without_prefixes(text: str) -> str:
+    """The text without what launchers write before each line (ranks, pods, hosts, times) and without colours.
+
+    A line that every tool begins with tells what stands before it; digits and spaces may differ from line to line.
+    """
+    text = re.sub(r"\x1b\[[0-9;]*m", "", text)
+    for begin in BEGINNINGS:
+        match = re.search(rf"^(.{{0,120}}?){begin}", text, re.MULTILINE)
+        if match is None:
+            continue
+        pieces = re.split(r"(\d+|\s+)", match[1].strip())
+        prefix = "".join(r"\d+" if p.isdigit() else r"[ \t]+" if p.isspace() else re.escape(p) for p in pieces)
+        return re.sub(rf"^[ \t]*{prefix}[ \t]?", "", text, flags=re.MULTILINE) if prefix else text
+    return text
 
 
 # --- into a profile ------------------------------------------------------------------------------------------------

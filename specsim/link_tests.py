@@ -60,7 +60,9 @@ def read(text: str, where: str) -> Links:
     """
     tool = tool_of(text) or "nvbandwidth"
     found = Links(tool)
-    lines = (_text_of(text, where) if tool == "nvbandwidth" and text.lstrip().startswith("{") else text).splitlines()
+    if '"testcases"' in text and (begin := text.find("{")) >= 0:  # after what a launcher said
+        text = _text_of(text[begin:], where)
+    lines = text.splitlines()
     testcase = ""
     for title_line, title in enumerate(lines):
         if match := re.match(r"\s*Running (\w+)", title):
@@ -107,6 +109,8 @@ def _matrix(lines: list[str], start: int) -> Iterator[tuple[int, int, float | No
     columns: list[int] = []
     for number, line in enumerate(lines[start:], start + 1):
         words = line.split()
+        if not words and not columns and number <= start + 2:
+            continue  # a line between title and matrix
         if not columns:
             head = [w for w in words if w.isdigit()]
             if not head or len(words) - len(head) > 1:
@@ -141,7 +145,7 @@ def _number(word: str) -> float | None:
 def _text_of(text: str, where: str) -> str:
     """The JSON document as the text that the tool would have printed."""
     try:
-        cases = json.loads(text)["nvbandwidth"]["testcases"]
+        cases = json.JSONDecoder().raw_decode(text)[0]["nvbandwidth"]["testcases"]
         blocks = []
         for case in cases:
             matrix = case.get("bandwidth_matrix") or []

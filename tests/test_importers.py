@@ -218,6 +218,35 @@ def test_a_loop_over_gpu_counts_gives_a_curve_for_each():
     assert "hung or failed" in found.notes[-1]
 
 
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "[1,0]<stdout>:", "[prterun-host1-4411@1,0]<stdout>: ", "0: ", "0:node1: ", "node17: ", "nccl-launcher-x7k2p nccl | ",
+        "2026-05-01T12:00:{i:02}.{i}Z ", "Tue May {i:2} 12:00:00 2026<stdout>: ", "Tue May  1 12:00:{i:02} 2026[1,0]<stdout>:",
+        "\x1b[0;3{i}m",
+    ],
+)  # fmt: skip
+def test_what_launchers_write_before_each_line_is_dropped(prefix):
+    """Open MPI of two generations, Slurm, pdsh, pods, and clocks that go on from line to line: the same readings."""
+    plain = HEAD.format(graph=0) + ROWS
+    lines = [prefix.format(i=i + 3) + line for i, line in enumerate(plain.splitlines())]
+    assert read_tool("\n".join(lines), "run.txt") == read_tool(plain, "run.txt")
+    links = P2P.format(access="Device=0 CAN Access Peer Device=1")
+    pod = [f"gpu-box-7 | {line}" for line in links.splitlines()]
+    assert read_tool("\n".join(pod), "p2p.txt") == read_tool(links, "p2p.txt")
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.text(st.characters(blacklist_categories=["Cc", "Cs", "Zl", "Zp"], blacklist_characters="#"), max_size=60))
+def test_any_prefix_gives_the_readings_or_one_line(prefix):
+    plain = HEAD.format(graph=0) + ROWS
+    try:
+        found = read_tool("\n".join(prefix + line for line in plain.splitlines()), "run.txt")
+    except InputError:
+        return
+    assert {size for run in found.runs for size in (row.size for row in run.rows)} <= {1024, 2048, 4194304}
+
+
 def test_impossible_numbers_are_left_out():
     """1e-9 and 1e24 us are no times, 1e23 GPUs no number of ranks."""
     head = "# nThread 1 nGpus 2\n"
@@ -390,6 +419,16 @@ def test_nvbandwidth_json():
     }
     with pytest.raises(InputError, match="is not nvbandwidth's JSON"):
         read_tool('{"nvbandwidth": {"testcases": [', "nv.json")
+
+
+def test_matrices_after_an_empty_line_and_json_after_a_launchers_words():
+    """A line between title and matrix, as older samples print it, changes nothing; nor does what mpirun says before."""
+    links = P2P.format(access="Device=0 CAN Access Peer Device=1")
+    assert read_tool(links.replace("(us)\n", "(us)\n\n"), "p2p.txt") == read_tool(links, "p2p.txt")
+    case = {"name": "host_to_device_memcpy_ce", "bandwidth_matrix": [["55.0", "57.0"]]}
+    case["bandwidth_description"] = "memcpy CE CPU(row) -> GPU(column) bandwidth (GB/s)"
+    text = "--- a warning of mpirun\n" + json.dumps({"nvbandwidth": {"testcases": [case]}}) + "\ndone\n"
+    assert read_tool(text, "nv.json").figures == {"host_to_gpu_gb_s": 56.0}
 
 
 def test_text_of_no_tool_is_refused():
