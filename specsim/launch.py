@@ -118,6 +118,7 @@ def _split(text: str) -> list[list[str]]:
     text = re.sub(r"(?m)^[ \t]*#.*$", "", text)  # comments of a script
     text = re.sub(r"[\\^`][ \t]*\r?\n", " ", text)
     text = re.sub(r"\r?\n(?=[ \t]*-)", " ", text)  # a line that begins with a flag goes on
+    text = re.sub(r"(?<!\S)[12](?=>)", "", text)  # of 2>&1; the 2 of "--tp 2 > log" is a value
     text = text.translate({0x2018: "'", 0x2019: "'", 0x201C: '"', 0x201D: '"', 0xA0: " "})
     text = re.sub(r"(?<!\S)[\u2013\u2014](?=[A-Za-z])", "--", text)  # a dash made by a word processor
     lexer = shlex.shlex(text, posix=True, punctuation_chars=";&|<>\n")
@@ -134,8 +135,6 @@ def _split(text: str) -> list[list[str]]:
             into_file = False
         elif word and set(word) <= set("<>&|") and set(word) & set("<>"):
             into_file = True
-            if commands[-1] and commands[-1][-1] in ("1", "2"):  # 2> and 2>&1
-                commands[-1].pop()
         elif word and set(word) <= set(";&|\n"):
             commands.append([])
         else:

@@ -73,6 +73,10 @@ class TestForms:
         assert (o["method"], o["tp"], o["model"], o["draft"], o["draft_tokens"]) == self.expected
         assert launch.unknown == ()
 
+    def test_a_value_before_a_redirection_is_a_value(self) -> None:
+        line = "nohup python3 -m sglang.launch_server --model-path target --tp 2 > server.log 2>&1 &"
+        assert sglang(line) == sglang("--model-path target --tp 2")
+
     def test_a_list_of_arguments_is_not_split_again(self) -> None:
         assert sglang(["--model-path", "my model", "--tp", "2"])["model"] == "my model"
 
