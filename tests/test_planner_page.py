@@ -200,6 +200,11 @@ def test_files_are_dropped_refused_shared_and_put_away(opened, address):
     page.locator("#headline", has_text="mine on 1x-h200, sglang 0.5.16, TP 1, batch 4").wait_for()
     assert page.locator("#error").inner_text() == ""
 
+    drop(page, "body", "config.json", (PRESETS / "qwen3-8b-eagle3.json").read_text())  # a drafter is known by itself
+    page.locator("#headline", has_text="mine + config.json on 1x-h200").wait_for()
+    page.get_by_role("button", name="Put the dropped draft away").click()
+    page.locator("#headline", has_text="mine on 1x-h200").wait_for()
+
     page.get_by_role("button", name="Copy link").click()
     page.locator("#done", has_text="does not hold mine.json and box.yaml").wait_for()
     link = page.url
@@ -230,6 +235,12 @@ def test_a_launch_line_is_read_and_bad_input_is_one_line(new_page, address):
     page.locator("#headline", has_text="TP 2, batch 4, context 2048, eagle3 with 5 draft tokens").wait_for()
     page.locator("#draft-tokens").fill("1")
     page.locator("#headline", has_text="eagle3 with 3 draft tokens").wait_for()
+    page.locator("#model").select_option("Qwen3-30B-A3B")  # the line was of its own model
+    page.locator("#headline", has_text="Qwen3-30B-A3B + qwen3-30b-eagle3 on 8x-pcie-field, sglang").wait_for()
+    assert page.locator("#line").input_value() == ""
+    page.locator("#more summary").click()
+    page.locator("#topk").fill("4")  # a tree of the steps and tokens that are shown
+    page.locator("#command", has_text="--draft-tokens 3 --num-steps 2 --topk 4").wait_for()
     page.locator("#line").fill("vllm serve nobody/knows")
     page.locator("#error", has_text="drop its config.json on the page").wait_for()
     page.locator("#line").fill("")

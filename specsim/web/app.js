@@ -330,12 +330,25 @@ function listen() {
     number.addEventListener("blur", controls);
     row.querySelector(".back")?.addEventListener("click", () => { drop(name, ...(name === "draft-tokens" ? ["num-steps"] : [])); changed(); slider.focus(); });
   }
-  PLAIN.forEach((name) => $(name).addEventListener("input", () => set(name, $(name).value.trim())));
+  PLAIN.forEach((name) => $(name).addEventListener("input", () => {
+    if (name === "topk" && answer && amountOf($(name).value) > 1) { // a tree needs both said: as they are shown
+      options["draft-tokens"] ??= String(answer.scenario.draft_tokens);
+      options["num-steps"] ??= String(answer.scenario.num_steps);
+    }
+    set(name, $(name).value.trim());
+  }));
   $("engine").addEventListener("change", () => {
     if (pasted()) putLine("");
     set("engine", $("engine").value);
   });
-  $("model").addEventListener("change", () => { drop("draft", "method"); set("model", $("model").value); });
+  $("model").addEventListener("change", () => {
+    if (pasted()) { // its draft and experts are those of its own model
+      putLine("");
+      options.engine = $("engine").value;
+    }
+    drop("draft", "method");
+    set("model", $("model").value);
+  });
   $("draft").addEventListener("change", () => set("draft", $("draft").value));
   $("hardware").addEventListener("change", () => {
     const box = choices.boxes.find((one) => one.name === $("hardware").value);
@@ -414,8 +427,15 @@ async function take(kind, file) {
     return;
   }
   try {
-    if (await send(kind, file.name, await file.arrayBuffer())) {
+    const kept = { ...files };
+    const sent = await send(kind, file.name, await file.arrayBuffer());
+    if (sent) {
+      if (kind === "model" && sent.drafter) { // a drafter is known by its config, wherever it was dropped
+        files = { ...kept, draft: sent };
+        kind = "draft";
+      }
       if (kind === "model" && !pasted()) drop("draft", "method");
+      if (kind === "draft" && !pasted()) drop("method");
       drop(kind);
       controls();
       changed();

@@ -86,9 +86,16 @@ class Kept:
     read: Model | Profile
     file: str
 
-    def json(self, digest: str) -> dict[str, str]:
+    def json(self, digest: str) -> dict[str, Any]:
         """As the page knows it."""
-        return {"id": digest, "name": self.read.name, "file": Path(self.file).name, "about": _about(self.read)}
+        drafts = isinstance(self.read, Model) and self.read.draft is not None and self.read.draft.kind != "model"
+        return {
+            "id": digest,
+            "name": self.read.name,
+            "file": Path(self.file).name,
+            "about": _about(self.read),
+            "drafter": drafts,
+        }
 
 
 class Planner:
@@ -139,7 +146,7 @@ class Planner:
         self.start = {"options": options, "files": files}
         self.answer({"options": options, "files": {kind: file["id"] for kind, file in files.items()}})
 
-    def add_file(self, kind: str, name: str, raw: bytes) -> dict[str, str]:
+    def add_file(self, kind: str, name: str, raw: bytes) -> dict[str, Any]:
         """Read a dropped file and keep it; what it is called from now on, and what was read. Raises InputError."""
         if kind not in KINDS:
             raise InputError(f"no files of kind {kind[:40]!r}", mend=did_you_mean(kind[:40], KINDS))
@@ -320,7 +327,7 @@ def _shipped(kind: str, name: str) -> Model | Profile:
     try:
         return load_shipped(name) if kind == "hardware" else load_preset(name)
     except InputError as error:
-        what = "its profile's YAML" if kind == "hardware" else "its config.json"
+        what = {"hardware": "its profile's YAML", "draft": "the draft's config.json"}.get(kind, "its config.json")
         near = error.mend.partition("?")[0] if error.mend.startswith("did you mean") else "choose another"
         raise InputError(error.what, where=f"--{kind}", mend=f"{near}, or drop {what} on the page") from None
 
