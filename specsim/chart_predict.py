@@ -92,7 +92,7 @@ def time_chart(document: Document) -> Chart:
         },
     }
     spread = {
-        "data": {"values": totals(document)},
+        "data": {"values": [t for t in totals(document) if t["bar"] in bars]},
         "mark": {"type": "rule", "color": TEXT, "strokeWidth": 1.5, "yOffset": 18},
         "encoding": {"y": y, "x": {"field": "low", "type": "quantitative"}, "x2": {"field": "high"},
                      "tooltip": tips(("bar", "phase"), ("value", "ms", ".4~g"), ("low", "80 % from", ".4~g"), ("high", "to", ".4~g"))},

@@ -51,6 +51,13 @@ VARIANTS = {
 ALL = {**{name: lambda name=name: document(name) for name in COMMANDS}, **VARIANTS}
 
 
+def test_a_phase_of_no_time_has_no_bar():
+    """With 2 draft tokens the draft extend drafts: there are no draft steps."""
+    stacked, _, spread = chart("prediction that never pays", "time").spec["layer"]
+    assert {row["bar"] for row in spread["data"]["values"]} == set(stacked["encoding"]["y"]["sort"])
+    assert "draft" not in stacked["encoding"]["y"]["sort"]
+
+
 def test_there_are_documents_of_every_kind():
     assert {document(name)["schema"] for name in COMMANDS} == set(KINDS)
 
