@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from specsim.quantities import Quantity as Quantity
     from specsim.replay import run as validate
     from specsim.scenarios import Scenario as Scenario
-    from specsim.simulated import simulate as simulate
+    from specsim.simulations import simulate as simulate
     from specsim.swept import sweep as sweep
 
 # name -> module, and the name there where it is another
@@ -64,7 +64,7 @@ _HOMES = {
     "predict": "asked",
     "read_launch": "launch",
     "scenario": "asked",
-    "simulate": "simulated",
+    "simulate": "simulations",
     "sweep": "swept",
     "validate": "replay:run",
 }

@@ -7,11 +7,14 @@ of tasks, which is tried again too.
 from __future__ import annotations
 
 import contextlib
+import shutil
 import socket
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 from specsim.errors import InputError, SpecsimError, WorkError
+from specsim.files import write_atomically
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -31,13 +34,40 @@ def run(function: Callable[[T], R], tasks: Sequence[T], *, jobs: int = 1, cluste
         return
     if jobs == 0 or jobs < -1:
         raise InputError(f"{jobs} processes", where="--jobs", mend="give 1 or more, or -1 for one a core")
-    joblib = _need("joblib", "fanout")
+    kind = "fanout" if cluster is None else cluster.partition("://")[0]
+    if kind not in ("fanout", "dask", "ray"):
+        raise InputError(f"unknown cluster {cluster!r}", where="--cluster", mend="give dask://HOST:PORT or ray")
+    joblib = _need("joblib", kind)
     with _backend(joblib, cluster, jobs):
         workers = max(1, joblib.effective_n_jobs(-1 if cluster else jobs))
         for first in range(0, len(tasks), WAVE * workers):
             wave = tasks[first : first + WAVE * workers]
             for outcome in _wave(joblib, function, wave, cluster):
                 yield _value(outcome)
+
+
+def folder_of(out: Path, mark: str) -> Path:
+    """The folder beside `out` in which finished tasks leave files named part-*, until `out` is whole.
+
+    mark: what the tasks are; the folder is emptied when it is of others. Raises InputError when it holds other files, and
+    WorkError when it cannot be written.
+    """
+    folder = out.with_name(out.name + ".parts")
+    try:
+        if folder.exists() and (not (folder / "mark").exists() or (folder / "mark").read_text() != mark):
+            if any(p.name != "mark" and not p.name.lstrip(".").startswith("part-") for p in folder.iterdir()):
+                raise InputError(f"{folder} holds other files", where="--out", mend="name another file")
+            shutil.rmtree(folder)
+        folder.mkdir(exist_ok=True)
+        write_atomically(folder / "mark", mark)
+    except OSError as error:
+        raise WorkError(f"{folder}: cannot be written: {error.strerror or error}") from None
+    return folder
+
+
+def drop(folder: Path) -> None:
+    """Remove the folder of the parts."""
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _wave(joblib: Any, function: Callable[[T], R], tasks: Sequence[T], cluster: str | None) -> list[R | Exception]:
@@ -87,7 +117,7 @@ def _backend(joblib: Any, cluster: str | None, jobs: int) -> Iterator[None]:
             raise WorkError(f"{cluster}: no Dask scheduler answers ({type(error).__name__}); nothing was run") from None
         with client, joblib.parallel_config(backend="dask", client=client, n_jobs=-1):
             yield
-    elif cluster == "ray" or cluster.startswith("ray://"):
+    else:
         ray = _need("ray", "ray")
         try:
             ray.init(address="auto" if cluster == "ray" else cluster, ignore_reinit_error=True, log_to_driver=False)
@@ -98,8 +128,6 @@ def _backend(joblib: Any, cluster: str | None, jobs: int) -> Iterator[None]:
         import_module("ray.util.joblib").register_ray()
         with joblib.parallel_config(backend="ray", n_jobs=-1):
             yield
-    else:
-        raise InputError(f"unknown cluster {cluster!r}", where="--cluster", mend="give dask://HOST:PORT or ray")
 
 
 def _need(package: str, extra: str) -> Any:
@@ -108,4 +136,5 @@ def _need(package: str, extra: str) -> Any:
     try:
         return import_module(package)
     except ImportError:
-        raise InputError(f"needs {package}", where="fan-out", mend=f"pip install 'specsim[{extra}]'") from None
+        where = "--jobs" if extra == "fanout" else "--cluster"
+        raise InputError(f"needs {package}", where=where, mend=f"pip install 'specsim[{extra}]'") from None

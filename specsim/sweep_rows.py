@@ -117,7 +117,7 @@ def _pyarrow() -> Any:
         import pyarrow.parquet
     except ImportError:
         raise InputError(
-            "Parquet needs pyarrow", where="--out", mend="pip install specsim[parquet], or name a .csv file"
+            "Parquet needs pyarrow", where="--out", mend="pip install 'specsim[parquet]', or name a .csv file"
         ) from None
     return pyarrow
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
@@ -147,7 +146,7 @@ def run(
                 f"{missing}: is not here; workers on other machines need a file system shared with this one"
             )
         join_parts(parts, out)
-        shutil.rmtree(folder, ignore_errors=True)
+        fanout.drop(folder)
     rows = list(_records(spec, tasks)) if total <= LISTED else None
     return Result(spec, cases, kept, rows, out, tuple(dict.fromkeys(warnings)))
 
@@ -199,17 +198,7 @@ def _folder(out: Path, spec: Spec, cases: dict[int, Case]) -> Path:
         (spec.draft_tokens, spec.batch, spec.context, spec.kind, spec.acceptance, sweep_rows.COLUMNS, list(cases))
     )
     mark = hashlib.sha256("\n".join([axes, *said]).encode()).hexdigest()
-    folder = out.with_name(out.name + ".parts")
-    try:
-        if folder.exists() and (not (folder / "mark").exists() or (folder / "mark").read_text() != mark):
-            if any(p.name != "mark" and not p.name.lstrip(".").startswith("part-") for p in folder.iterdir()):
-                raise InputError(f"{folder} holds other files", where="--out", mend="name another file")
-            shutil.rmtree(folder)
-        folder.mkdir(exist_ok=True)
-        write_atomically(folder / "mark", mark)
-    except OSError as error:
-        raise WorkError(f"{folder}: cannot be written: {error.strerror or error}") from None
-    return folder
+    return fanout.folder_of(out, mark)
 
 
 def _contents(s: Scenario) -> str:

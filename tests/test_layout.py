@@ -28,7 +28,7 @@ READING_ORDER = """
     observe_bench observe_metrics observe_trace observations record_text asked
     live kernels server measure streams load setups validation
     fanout ranges sweeps sweep_rows sweep_run sweep_text policy plans launch_lines trace_stats
-    swept simulated simulated_text plan_choices planned planned_text
+    swept simulated simulated_text simulations simulations_text plan_choices planned planned_text
     hypotheses probes evidence posterior experiments remedies diagnosis diagnose_text diagnosed
 """.split()  # noqa: SIM905
 

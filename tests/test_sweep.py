@@ -481,8 +481,15 @@ def test_clusters_that_cannot_be(monkeypatch):
     with pytest.raises(InputError, match=r"pip install 'specsim\[dask\]'"):
         list(fanout.run(abs, [1], cluster="dask://127.0.0.1:1"))
     monkeypatch.setitem(sys.modules, "joblib", None)
-    with pytest.raises(InputError, match=r"pip install 'specsim\[fanout\]'"):
-        list(fanout.run(abs, [1], jobs=2))
+    for extra, asked in (
+        ("fanout", {"jobs": 2}),
+        ("dask", {"cluster": "dask://127.0.0.1:1"}),
+        ("ray", {"cluster": "ray"}),
+    ):
+        with pytest.raises(InputError, match=rf"pip install 'specsim\[{extra}\]'"):
+            list(fanout.run(abs, [1], **asked))
+    with pytest.raises(InputError, match="unknown cluster"):
+        list(fanout.run(abs, [1], cluster="slurm://here"))
 
 
 def test_workers_that_keep_dying_are_one_line(monkeypatch):

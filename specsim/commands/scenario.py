@@ -47,6 +47,33 @@ class Rates(click.ParamType):  # type: ignore[type-arg,unused-ignore]
             self.fail(f"{value!r} is not a list of numbers; for example 0.7,0.6,0.5", param, ctx)
 
 
+class Several(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """One value of a type, or a list or a range of them: then a tuple (docs/planning.md)."""
+
+    def __init__(self, kind: Any) -> None:
+        self.kind = kind
+        self.name = kind.name
+        self.numeric = isinstance(kind, (Count, click.IntRange)) or kind is click.FLOAT
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        kind = self.kind.several(",") if isinstance(self.kind, Known) else self.kind
+        found: list[CompletionItem] = kind.shell_complete(ctx, param, incomplete)
+        return found
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str) or not ("," in value or (self.numeric and ":" in value)):
+            return self.kind.convert(value, param, ctx)
+        from specsim.ranges import numbers, whole_numbers, words
+
+        flag = param.opts[0] if param is not None else ""
+        many = numbers if self.kind is click.FLOAT else whole_numbers
+        found: list[Any] = []
+        for word in words(value, flag):
+            listed = many(word, flag) if self.numeric and ":" in word else (word,)
+            found += [self.kind.convert(one, param, ctx) for one in listed]
+        return tuple(dict.fromkeys(found))
+
+
 class DpAttention(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     """Attention groups: a number, or "on" for one a rank."""
 

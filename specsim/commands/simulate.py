@@ -8,11 +8,23 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specsim.commands.common import Meter, OutFile, draw, json_option, note, plot_option, print_result, show
-from specsim.commands.scenario import COUNT, FILE, Rates, says, scenario_options
+from specsim.commands.scenario import COUNT, FILE, Rates, Several, says, scenario_options
 
 if TYPE_CHECKING:
     from specsim.metrics import Metrics
 
+SINGLE = (
+    "accept_per_position",
+    "accept_histogram",
+    "sglang_args",
+    "vllm_args",
+    "trace",
+    "policy",
+    "ttft_ms",
+    "tpot_ms",
+    "e2e_ms",
+)
+OF_ALL = ("out", "jobs", "cluster", "requests_out", "plot", "as_json")  # of the whole, not of a simulation
 REQUESTS, INPUT, OUTPUT = 1000, 1024, 256  # as specsim.simulated has them
 
 
@@ -86,6 +98,11 @@ REQUESTS, INPUT, OUTPUT = 1000, 1024, 256  # as specsim.simulated has them
     metavar="N",
     help="Seed of arrivals, lengths and acceptance; default 0.",
 )
+@click.option(
+    "--out", type=OutFile(), metavar="FILE", help="Write a row a simulation (.csv); an interrupted run goes on."
+)
+@click.option("--jobs", type=int, default=1, metavar="N", help="Processes for several simulations; -1: one a core.")
+@click.option("--cluster", metavar="dask://HOST:PORT|ray", help="Run them on an existing Dask or Ray cluster instead.")
 @click.option("--requests-out", type=OutFile(), metavar="FILE", help="Write one line a request (CSV).")
 @plot_option("batch, queue and throughput over time, and latencies")
 @json_option
@@ -93,7 +110,8 @@ def command(as_json: bool, **options: Any) -> None:
     """Simulate a server under load: latencies, throughput, goodput, batch and queue over time.
 
     Step times come from the cost model of `specsim predict`; JSON has the field names of bench_serving. --batch and
-    --context play no part: the load sets them.
+    --context play no part: the load sets them. Most options take a list or a range (--rate 5:40:5 --seed 1:5): then a row for
+    every combination.
 
     \b
     Examples:
@@ -103,22 +121,38 @@ def command(as_json: bool, **options: Any) -> None:
         --input-tokens 2000 --output-tokens 500
       specsim simulate --accept-length 1.8 --trace azure.csv --ttft-ms 1000 \\
         --tpot-ms 30 --plot timeline.png
+      specsim simulate --model Llama-3.1-8B --hardware 1x-h200 --method none \\
+        --rate 2:12:2 --seed 1:3 --num-requests 500 --out rows.csv --jobs 2
     """
-    from specsim.simulated import simulate
+    from specsim.errors import InputError
+    from specsim.simulations import Simulations, simulate
 
     rows_out, picture = options.pop("requests_out"), options.pop("plot")
+    several = bool(options["out"]) or any(
+        isinstance(value, tuple) and len(value) > 1 for name, value in options.items() if name not in (*SINGLE, "eager")
+    )
+    for flag, given in (("--requests-out", rows_out), ("--plot", picture)):
+        if several and given:
+            raise InputError("is of one simulation, and several are asked for", where=flag, mend="leave it out")
     with Meter("simulate"):
         found = simulate(**options)
-    if rows_out:
-        _write_rows(rows_out, found.run.metrics)
     document = found.json()
-    draw(document, picture)
-    if as_json:
-        print_result(document)
-        for warning in found.warnings:
-            note(f"warning: {warning}")
+    if not isinstance(found, Simulations):
+        if rows_out:
+            _write_rows(rows_out, found.run.metrics)
+        draw(document, picture)
+    if not as_json:
+        show(found.page())
         return
-    show(found.page())
+    print_result(document)
+    for warning in () if isinstance(found, Simulations) else found.warnings:
+        note(f"warning: {warning}")
+
+
+for _option in command.params:  # those of the scenario and of the load take a list or a range each
+    _varies = isinstance(_option, click.Option) and not _option.is_flag and not _option.multiple
+    if _varies and _option.name not in (*SINGLE, *OF_ALL):
+        _option.type = Several(_option.type)
 
 
 def _write_rows(path: Path, m: Metrics) -> None:

@@ -1,0 +1,149 @@
+"""Simulations asked for by options, one or many: `specsim simulate`, and `specsim.simulate` in Python.
+
+Options with several values make one simulation for every combination; each is what `specsim.simulated.simulate` says of it, run
+here or spread by `specsim.fanout`. With a file for the rows each that is finished is kept beside it until the file is whole.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from specsim import fanout
+from specsim.asked import AModel, with_model
+from specsim.errors import InputError
+from specsim.files import write_atomically
+from specsim.pages import Shown
+from specsim.progress import listening, report
+from specsim.simulated import Simulated
+from specsim.simulated import simulate as simulate_one
+from specsim.swept import several
+
+SCHEMA = "specsim.simulations/1"
+MOST = 10_000  # simulations at once
+SINGLE = ("accept_histogram", "eager", "sglang_args", "vllm_args", "trace", "policy")  # these do not vary
+NAMES = {"rate": "request_rate", "concurrency": "max_concurrency"}  # as bench_serving calls them
+Task = tuple[int, Mapping[str, Any]]
+
+
+@dataclass(frozen=True, repr=False)
+class Simulations(Shown):
+    """Several simulations, a row each: what varied, then the metrics in the field names of bench_serving; `error` says why one
+    could not be run, and is None else."""
+
+    page_from = "specsim.simulations_text"
+
+    varied: tuple[str, ...]
+    rows: tuple[Mapping[str, Any], ...]
+    out: Path | None = None
+
+    @property
+    def finished(self) -> list[Mapping[str, Any]]:
+        return [row for row in self.rows if row["error"] is None]
+
+    def verdict(self) -> str:
+        """One sentence: which of them got most done."""
+        goal = "request_goodput" if any(row["request_goodput"] is not None for row in self.finished) else "request_throughput"  # fmt: skip
+        best = max(self.finished, key=lambda row: row[goal] or 0.0)
+        what = "within the targets" if goal == "request_goodput" else "finished"
+        at = ", ".join(f"{name.replace('_', ' ')} {best[name]}" for name in self.varied)
+        return f"{best[goal]:.4g} requests a second {what} at most{f', with {at}' if at else ''}."
+
+    def json(self) -> dict[str, Any]:
+        """The document of schema specsim.simulations/1."""
+        out = None if self.out is None else str(self.out)
+        return {"schema": SCHEMA, **self.said(), "varied": list(self.varied), "rows": list(self.rows), "out": out}
+
+
+def simulate(
+    model: AModel | Sequence[AModel] | None = None,
+    /,
+    *,
+    out: str | Path | None = None,
+    jobs: int = 1,
+    cluster: str | None = None,
+    **options: Any,
+) -> Simulated | Simulations:
+    """Simulate a server under load: the options of `specsim simulate`, with underscores, each a value or several.
+
+        >>> found = simulate("Llama-3.1-8B", hardware="1x-h200", method="none", concurrency=[1, 4], num_requests=20)
+        >>> [row["completed"] for row in found.rows]
+        [20, 20]
+
+    Load options (requests a second, tokens, targets in ms) are the fields of `specsim.simulated.Load`; all others are those of
+    `specsim.scenario`. One value each gives a `Simulated`; several, or `out`, `Simulations`. Latencies are in ms, throughput is
+    in tokens and requests a second. out: a .csv file for the rows. jobs: processes, -1 for
+    one a core; cluster: "dask://HOST:PORT" or "ray" instead. Raises InputError, WorkError.
+    """
+    options = with_model(model, options, several=True)
+    lists = {name: several(name, value) for name, value in options.items() if name not in SINGLE and value is not None}
+    varied = tuple(name for name, values in lists.items() if len(values) > 1)
+    single = {name: lists[name][0] if name in lists else value for name, value in options.items() if name not in varied}
+    if not varied and out is None:
+        return simulate_one(**single)
+    count = math.prod(len(lists[name]) for name in varied)
+    if count > MOST:
+        raise InputError(f"{count:,} simulations", where="simulate", mend=f"{MOST:,} at most: make several runs of it")
+    cases = [dict(zip(varied, values, strict=True)) for values in product(*(lists[name] for name in varied))]
+    tasks: list[Task] = [(i, {**single, **case}) for i, case in enumerate(cases)]
+    folder = None if out is None else _folder(Path(out), tasks)
+    rows: list[Mapping[str, Any]] = []
+    for case, found in zip(cases, fanout.run(partial(_row, folder), tasks, jobs=jobs, cluster=cluster), strict=True):
+        rows.append({NAMES.get(name, name): _plain(value) for name, value in case.items()} | found)
+        report(len(rows), len(tasks), "simulations")
+    if all(row["error"] for row in rows):
+        raise InputError(rows[0]["error"])
+    if out is not None and folder is not None:
+        write_atomically(Path(out), _csv(rows))
+        fanout.drop(folder)
+    return Simulations(tuple(NAMES.get(name, name) for name in varied), tuple(rows), None if out is None else Path(out))
+
+
+def _row(folder: Path | None, task: Task) -> dict[str, Any]:
+    """The metrics of one simulation, or the `error` why there are none. What is in the folder already is not done again."""
+    index, options = task
+    kept = None if folder is None else folder / f"part-{index}.json"
+    if kept is not None and kept.exists():
+        return dict(json.loads(kept.read_text()))
+    try:
+        with listening(None):  # its own progress says nothing of the whole
+            metrics = simulate_one(**options).run.metrics.json()
+    except InputError as error:
+        return {"error": str(error)}
+    row = {"error": None} | {name: value for name, value in metrics.items() if not isinstance(value, (dict, list))}
+    if kept is not None:
+        write_atomically(kept, json.dumps(row))
+    return row
+
+
+def _folder(out: Path, tasks: Sequence[Task]) -> Path:
+    if out.suffix.lower() != ".csv":
+        raise InputError(f"{out} is no .csv", where="--out", mend="name the file results.csv")
+    said = [repr((i, sorted(options.items(), key=lambda item: item[0]))) for i, options in tasks]
+    files = {Path(options[name]) for _, options in tasks for name in ("trace", "policy") if options.get(name)}
+    said += [f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in sorted(files) if path.exists()]
+    return fanout.folder_of(out, hashlib.sha256("\n".join(said).encode()).hexdigest())
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return list(value)
+    return value if isinstance(value, (int, float, bool, str)) and value != math.inf else str(value)
+
+
+def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    file = io.StringIO()
+    columns = dict.fromkeys(name for row in rows for name in row)
+    writer = csv.DictWriter(file, list(columns), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return file.getvalue()

@@ -1,0 +1,127 @@
+"""Many simulations from options with several values: each is the one simulation, whoever runs it and whenever."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from specsim import fanout, simulations
+from specsim.commands.simulate import command
+from specsim.errors import InputError
+from specsim.simulated import simulate as simulate_one
+from specsim.simulations import simulate
+
+SMALL = {"model": "Llama-3.1-8B", "hardware": "1x-h200", "method": "none", "num_requests": 20, "output_tokens": 8}
+LINE = [word for name, value in SMALL.items() for word in ("--" + name.replace("_", "-"), str(value))]
+
+
+def test_a_row_is_what_one_simulation_says():
+    found = simulate(**SMALL, rate=[2.0, 4.0], seed=range(2))
+    assert found.varied == ("request_rate", "seed")
+    assert [(row["request_rate"], row["seed"]) for row in found.rows] == [(2, 0), (2, 1), (4, 0), (4, 1)]
+    metrics = simulate_one(**SMALL, rate=4.0, seed=1).run.metrics.json()
+    for name, value in found.rows[3].items():
+        assert name in ("request_rate", "seed", "error") or metrics[name] == value
+    assert len(found.rows[3]) > 60
+    assert "4" in found.verdict()
+
+
+def test_one_value_each_is_one_simulation():
+    found = simulate(**SMALL, rate=[2.0], seed=1)
+    assert found.json() == simulate_one(**SMALL, rate=2.0, seed=1).json()
+
+
+def test_closed_loops_keep_both_concurrencies():
+    """`max_concurrency` is what was asked, `concurrency` what was in flight on average, as in bench_serving."""
+    found = simulate(**SMALL, concurrency=[1, 4])
+    assert [row["max_concurrency"] for row in found.rows] == [1, 4]
+    assert all(0 < row["concurrency"] <= row["max_concurrency"] + 0.01 for row in found.rows)
+
+
+def test_processes_give_the_same_to_the_bit(tmp_path):
+    pytest.importorskip("joblib", reason="joblib is optional")
+    one, two = (simulate(**SMALL, rate=[2.0, 4.0], out=tmp_path / f"{n}.csv", jobs=n) for n in (1, 2))
+    assert one.rows == two.rows
+    assert (tmp_path / "1.csv").read_bytes() == (tmp_path / "2.csv").read_bytes()
+    rows = list(csv.DictReader((tmp_path / "1.csv").read_text().splitlines()))
+    assert [float(row["mean_tpot_ms"]) for row in rows] == [row["mean_tpot_ms"] for row in one.rows]
+
+
+def test_an_interrupted_run_goes_on(monkeypatch, tmp_path):
+    """Two of four are done when it is interrupted; the rest is simulated, with the same file; other options start afresh."""
+    done: list[int] = []
+
+    def interrupted(**options: object) -> object:
+        if len(done) == 2:
+            raise KeyboardInterrupt
+        done.append(options["seed"])  # type: ignore[arg-type]
+        return simulate_one(**options)
+
+    whole = simulate(**SMALL, rate=2.0, seed=range(4), out=tmp_path / "whole.csv")
+    monkeypatch.setattr(simulations, "simulate_one", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        simulate(**SMALL, rate=2.0, seed=range(4), out=tmp_path / "a.csv")
+    assert not (tmp_path / "a.csv").exists()
+    again: list[int] = []
+    monkeypatch.setattr(simulations, "simulate_one", lambda **o: (again.append(o["seed"]), simulate_one(**o))[1])
+    found = simulate(**SMALL, rate=2.0, seed=range(4), out=tmp_path / "a.csv")
+    assert (done, again) == ([0, 1], [2, 3])
+    assert found.rows == whole.rows
+    assert (tmp_path / "a.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
+    assert not (tmp_path / "a.csv.parts").exists()
+
+
+def test_what_cannot_be_served_is_left_out_with_its_reason():
+    found = simulate(**SMALL, rate=[2.0, 1e5])
+    assert [row["error"] is None for row in found.rows] == [True, False]
+    assert "the limit is" in str(found)
+    with pytest.raises(InputError, match="the limit is"):
+        simulate(**SMALL, rate=[1e5, 2e5])
+
+
+def test_a_failed_task_is_tried_again(monkeypatch):
+    tries: list[int] = []
+
+    def flaky(**options: object) -> object:
+        tries.append(1)
+        if len(tries) < fanout.TRIES:
+            raise OSError("worker lost its disk")
+        return simulate_one(**options)
+
+    monkeypatch.setattr(simulations, "simulate_one", flaky)
+    assert len(simulate(**SMALL, rate=[2.0, 4.0]).rows) == 2
+    assert len(tries) == fanout.TRIES + 1
+
+
+def test_the_command():
+    done = CliRunner().invoke(command, [*LINE, "--rate", "2:4:2,8", "--seed", "1,2", "--json"])
+    document = json.loads(done.stdout)
+    assert document["schema"] == "specsim.simulations/1"
+    assert document["varied"] == ["request_rate", "seed"]
+    assert [row["request_rate"] for row in document["rows"]] == [2, 2, 4, 4, 8, 8]
+    shown = CliRunner().invoke(command, [*LINE, "--rate", "inf", "--concurrency", "1:4:x2"]).stdout
+    assert shown.startswith("3 simulations")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--rate", "9:1"], "goes down"),
+        (["--rate", "1,x"], "'x' is not a valid float"),
+        (["--rate", "1,,2"], "an empty place"),
+        (["--rate", "1,2", "--plot", "a.png"], "is of one simulation"),
+        (["--rate", "1,2", "--requests-out", "a.csv"], "is of one simulation"),
+        (["--rate", "1,2", "--out", "a.txt"], "is no .csv"),
+        (["--rate", "1:9:0.0001"], "10,000 at most"),
+        (["--rate", "1,2", "--cluster", "slurm"], "unknown cluster"),
+        (["--rate", "1,2", "--jobs", "0"], "0 processes"),
+        (["--rate", "1", "--seed", "-1,2"], "-1 is not in the range"),
+    ],
+)
+def test_bad_input_is_one_line(arguments: list[str], says: str) -> None:
+    done = CliRunner().invoke(command, [*LINE, *arguments])
+    assert done.exit_code != 0
+    assert says in f"{done.output} {done.exception}"
