@@ -195,9 +195,8 @@ def _engine(context: Context, name: str, n: int, control: str) -> Kernel:
     if key not in context.cache:
         try:
             context.cache[key] = build(name, context.cache[control], context.device)
-        except Exception as error:
+        except Exception as error:  # any failure of a foreign package means: not usable
             context.cache[key] = RuntimeError(f"{type(error).__name__}: {error}")
-            raise
     found = context.cache[key]
     if isinstance(found, RuntimeError):
         raise found

@@ -40,7 +40,7 @@ def random(experts: int, outputs: int, inputs: int, device: Any) -> Weights:
             f"Marlin's layout needs outputs of whole 64 and inputs of whole {GROUP}, not {outputs} x {inputs}"
         )
     shape = (experts, inputs // TILE, outputs * TILE // PACK)
-    packed = torch.randint(-(2**31), 2**31, shape, device=device, dtype=torch.int32)
+    packed = torch.randint(-(2**31), 2**31 - 1, shape, device=device, dtype=torch.int32)
     spread = torch.rand(experts, inputs // GROUP, outputs, device=device) + 0.5
     return Weights(packed, (spread * 0.2 * inputs**-0.5).to(torch.bfloat16))
 

@@ -145,7 +145,7 @@ def _made(context: Context, kind: str, p: dict[str, Any]) -> Made:
             context.cache["moe_path"] = _choose(context, kind, p)
         except Exception as error:
             broken[key] = f"{type(error).__name__}: {error}"[:300]
-            raise
+            raise RuntimeError(broken[key]) from error
         context.cache["moe_key"] = key
     made: Made = context.cache["moe_path"]
     return made

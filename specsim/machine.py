@@ -113,8 +113,9 @@ class Machine:
     def sustained(self) -> Machine:
         """The machine in passes that keep it computing, as prefills do: its power limit then sets the clock.
 
-        A class's peak comes from products of tens of microseconds between pauses; a large product without pause, which
-        calibration measures too, is slower. All classes slow down alike, since one clock drives them all.
+        In published tables, and in profiles calibrated before large products were timed under load, a class's peak comes
+        from products of tens of microseconds between pauses; a large product without pause, which calibration measures too,
+        is slower. All classes slow down alike, since one clock drives them all.
         """
         share = np.minimum(1.0, self.bf16_flops_per_s / self.rates["gemm_bf16"].flops_per_s)
         rates = {name: replace(rate, flops_per_s=rate.flops_per_s * share) for name, rate in self.rates.items()}
