@@ -101,7 +101,7 @@ REQUESTS, INPUT, OUTPUT = 1000, 1024, 256  # as specsim.simulated has them
 @click.option(
     "--out", type=OutFile(), metavar="FILE", help="Write a row a simulation (.csv); an interrupted run goes on."
 )
-@click.option("--jobs", type=int, default=1, metavar="N", help="Processes for several simulations; -1: one a core.")
+@click.option("--jobs", type=int, default=1, metavar="N", help="Processes for several; -1: one a core; default 1.")
 @click.option("--cluster", metavar="dask://HOST:PORT|ray", help="Run them on an existing Dask or Ray cluster instead.")
 @click.option("--requests-out", type=OutFile(), metavar="FILE", help="Write one line a request (CSV).")
 @plot_option("batch, queue and throughput over time, and latencies")
