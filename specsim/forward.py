@@ -317,8 +317,8 @@ def cost(
             add("allreduce", o.calls * time, o.calls, o.calls * message, origin)
             calling = calling + o.calls * called
         else:
-            size = total(o.bytes, load, features)
-            add(o.component, machine.price(o, load, features), o.calls, size, machine.rate(o.rate).source)
+            time, size, origin = machine.price(o, load, features)
+            add(o.component, time, o.calls, size, origin)
     kernels = p.kernels
     terms = machine.terms
     if graph:
@@ -346,7 +346,7 @@ def allreduce_seconds(
     Each size is served by the implementation that the engine picks. On the GPU it takes as long as in a graph, and what
     its ranks wait for each other; outside a graph the host pays the eager latency, none cheaper than one collective.
     """
-    n = np.ndim(message)
+    n = message.ndim
     names, reach = _reach(network.limits(engine, graph, gather))
     served = reach.searchsorted(message)  # the first that takes a message of that size
     origin: str | None = None

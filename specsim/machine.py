@@ -128,17 +128,18 @@ class Machine:
             self._nearest[key] = nearest_curve(self.curves, *key)
         return self._nearest[key]
 
-    def price(self, operator: Operator, load: Load, features: dict[Feature, Array]) -> Array:
-        """Seconds of all the operator's calls but all-reduces. `features` caches what the load's features are worth."""
+    def price(self, operator: Operator, load: Load, features: dict[Feature, Array]) -> tuple[Array, Array, str]:
+        """(seconds of all calls of an operator, the bytes that they move, origin of the price); not of all-reduces.
+        `features` caches what the load's features are worth."""
         rate = self.rate(operator.rate)
         n = load.ndim
-        moving = total(operator.bytes, load, features) / lift(rate.bytes_per_s, n)
+        moved = total(operator.bytes, load, features)
+        moving = moved / lift(rate.bytes_per_s, n)
         computing = total(operator.flops, load, features) / lift(rate.flops_per_s, n) if operator.flops else None
         if operator.behind:  # two streams share one memory: what the other's fixed time cannot hide is paid
             hidden = operator.calls * lift(self.rate(operator.behind).fixed_s, n)
-            exposed: Array = np.maximum(operator_seconds(-hidden, moving, computing), 0.0)
-            return exposed
-        return operator_seconds(operator.calls * lift(rate.fixed_s, n), moving, computing)
+            return np.maximum(operator_seconds(-hidden, moving, computing), 0.0), moved, rate.source
+        return operator_seconds(operator.calls * lift(rate.fixed_s, n), moving, computing), moved, rate.source
 
 
 class Noted(dict[Key, Value]):

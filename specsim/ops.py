@@ -41,7 +41,7 @@ class Load:
     @cached_property
     def rows(self) -> Array:
         """Rows computed, padding included."""
-        return np.asarray((self.batch if self.graph_batch is None else self.graph_batch) * self.tokens)
+        return (self.batch if self.graph_batch is None else self.graph_batch) * self.tokens
 
     @cached_property
     def ndim(self) -> int:
