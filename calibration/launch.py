@@ -150,7 +150,7 @@ def _attempt(stage: Stage, setting: Setting, path: Path, turn: int, event: Event
     count = stage.ranks // setting.nodes if stage.ranks > 1 else 1
     first = setting.node * count
     with _workers(stage, setting, path, first, count, turn) as processes:
-        return _watch(stage, setting, processes, first, event)
+        return _watch(stage, setting, path.stem, processes, first, event)
 
 
 @contextlib.contextmanager
@@ -220,14 +220,17 @@ def free_port() -> int:
 
 
 def _watch(
-    stage: Stage, setting: Setting, processes: list[subprocess.Popen[bytes]], first: int, event: Event
+    stage: Stage, setting: Setting, attempt: str, processes: list[subprocess.Popen[bytes]], first: int, event: Event
 ) -> tuple[str, str] | None:
+    def state(rank: int) -> dict[str, Any]:
+        return _state(setting.folder, stage.name, rank, attempt)
+
     started = time.time()
     error_since: float | None = None
     while True:
         time.sleep(0.05)
         event("poll", {"stage": stage.name})
-        states = [_state(setting.folder, stage.name, first + i) for i in range(len(processes))]
+        states = [state(first + i) for i in range(len(processes))]
         codes = [p.poll() for p in processes]
         if all(c == 0 for c in codes):
             return None
@@ -243,15 +246,16 @@ def _watch(
                 return _died(stage, setting, states, codes, dead, first)
         late = [s for s in states if s and s["state"] != "finished" and time.time() - s["since"] > s["timeout_s"]]
         if late:
-            return _hung(stage, states)
+            return _hung(stage, [state(rank) for rank in range(stage.ranks)])  # also those of other nodes
         if not any(states) and time.time() - started > setting.start_timeout_s:
             return f"{stage.name}: the workers did not start within {setting.start_timeout_s:.0f} s", ""
 
 
-def _state(folder: Path, stage: str, rank: int) -> dict[str, Any]:
+def _state(folder: Path, stage: str, rank: int, attempt: str) -> dict[str, Any]:
+    """What the rank does, {} while it has not said so: on several nodes a rank of the attempt before may have written last."""
     with contextlib.suppress(OSError, ValueError):
         found: dict[str, Any] = json.loads((folder / f"{stage}.rank{rank}.json").read_text())
-        return found
+        return found if found.get("attempt") == attempt else {}
     return {}
 
 
@@ -295,7 +299,7 @@ def _last_line(log: Path, begin: int) -> str:
 
 def _record_failure(folder: Path, stage: Stage, key: str, text: str) -> None:
     """A failed case's result. What a rank wrote of it stays, but that its error is what the launcher saw: the rank that
-    writes is seldom the one that died. A result that is there stays whole."""
+    writes is seldom the one that died. Of several nodes' launchers the first counts. A result that is there stays whole."""
     path = folder / "done" / f"{key}.json"
     measure, operator = key.split(".")[:2]
     document: dict[str, Any] = {"key": key, "stage": stage.name, "measure": measure, "operator": operator}

@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> int:
     parent = os.getppid()
     _die_with_parent(parent)
     stage = json.loads(Path(arguments[0]).read_text())
-    reporter = Reporter(Path(stage["folder"]), stage["name"], int(os.environ["RANK"]))
+    reporter = Reporter(Path(stage["folder"]), stage["name"], int(os.environ["RANK"]), Path(arguments[0]).stem)
     try:
         reporter.state(
             "starting", "importing torch, joining the group", timeout_s=float(stage.get("start_timeout_s", 180))
@@ -159,14 +159,14 @@ def _cuda_lost(context: Context, error: Exception) -> bool:
 class Reporter:
     """Writes the rank's state and the results. Raises WorkError when the disk is full: the launcher then stops."""
 
-    def __init__(self, folder: Path, stage: str, rank: int) -> None:
-        self.folder, self.stage, self.rank = folder, stage, rank
+    def __init__(self, folder: Path, stage: str, rank: int, attempt: str) -> None:
+        self.folder, self.stage, self.rank, self.attempt = folder, stage, rank, attempt
         self.step = 0
 
     def state(self, state: str, operation: str, *, timeout_s: float = 60.0, key: str = "", error: str = "") -> None:
         self.step += 1
         document = {
-            "rank": self.rank, "pid": os.getpid(), "state": state, "operation": operation, "key": key,
+            "rank": self.rank, "pid": os.getpid(), "attempt": self.attempt, "state": state, "operation": operation, "key": key,
             "step": self.step, "since": time.time(), "timeout_s": timeout_s, "error": error, "log_bytes": _log_bytes(),
         }  # fmt: skip
         write_atomically(self.folder / f"{self.stage}.rank{self.rank}.json", dumps(document))

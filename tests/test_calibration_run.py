@@ -222,6 +222,17 @@ def test_bad_cases_are_recorded_and_the_others_are_measured(tmp_path: Path, faul
     assert "planted" in found["raise-all"]["error"]
 
 
+def test_a_state_of_the_attempt_before_is_none(tmp_path: Path) -> None:
+    """Of two nodes the slower one's old workers may write after the first node began again; the case's age is then not the
+    new worker's."""
+    from specsim.calibration.launch import _state
+    from specsim.calibration.worker import Reporter
+
+    Reporter(tmp_path, "all", 3, "all.0").state("running", "nccl bytes 4096")
+    assert _state(tmp_path, "all", 3, "all.1") == {}
+    assert _state(tmp_path, "all", 3, "all.0")["operation"] == "nccl bytes 4096"
+
+
 def test_the_dead_rank_that_is_named() -> None:
     """A killed rank before those whose connection it closed; the first error before later ones; aborts follow from them."""
     from specsim.calibration.launch import _guilt
