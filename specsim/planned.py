@@ -120,7 +120,8 @@ class Planned(Shown):
         if not found.met:
             limits = [f"{name} {limit:g} ms" for name, limit in (("TTFT", found.targets.ttft_ms), ("TPOT", found.targets.tpot_ms)) if limit is not None]  # fmt: skip
             got = "" if p is None else f" (TTFT {p.ttft_s[0] * 1e3:,.4g} ms, TPOT {p.tpot_s[0] * 1e3:,.4g} ms with hardly any load)"  # fmt: skip
-            return f"Nothing meets {' and '.join(limits)}. The nearest miss is {best.miss - 1:.0%} off: {where}{got}."
+            far = f"{best.miss - 1:.0%} off" if best.miss < 2 else f"{best.miss:.3g} times a target"
+            return f"Nothing meets {' and '.join(limits)}. The nearest miss is {far}: {where}{got}."
         assert p is not None
         price = self.wanted.price_per_gpu_hour
         cost = "" if price is None else f", {best.cost_per_million(found.rate, found.requests.output_tokens, price):.4g} a million output tokens"  # fmt: skip

@@ -288,10 +288,10 @@ def _check(rate: float, requests: Requests, speedup: float, headroom: float, hys
     if not 0 <= hysteresis < 1:
         raise InputError(f"{hysteresis:g} is not in [0, 1)", where="--hysteresis", mend="give a fraction")
     if not 0 < rate < 1e9:
-        raise InputError(f"{rate:g} requests a second", where="--rate", mend="give a rate above 0")
+        raise InputError(f"{rate:g} requests a second", where="--rate", mend="give a rate above 0, below 1e9")
     for name, value in (("--input-tokens", requests.input_tokens), ("--output-tokens", requests.output_tokens)):
         if not 1 <= value < 2**31:
-            raise InputError(f"{value:g} tokens", where=name, mend="give 1 or more")
+            raise InputError(f"{value:g} tokens", where=name, mend="give 1 or more, below 2^31")
     if not 1 <= speedup < 100:
         raise InputError(f"{speedup:g} is no speedup", where="--speedup", mend="give 1 or more")
     if not 0 <= headroom <= 10:

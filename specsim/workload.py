@@ -205,7 +205,8 @@ class Trace:
             done += len(block)
             yield block
         if not done:
-            raise InputError("has no requests", where=str(self.path), mend="give a trace with at least one")
+            failed = f" that have input and output tokens, and {self.skipped:,} that lack them" if self.skipped else ""
+            raise InputError(f"has no requests{failed}", where=str(self.path), mend="give a trace with at least one")
 
     def _block(
         self, rows: Iterator[tuple[float, int, int]], most: int, generator: np.random.Generator
