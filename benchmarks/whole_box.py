@@ -1,12 +1,12 @@
-"""Calibrate a whole box twice, as it is, and once with peer access off, and measure real servers on it, in one call:
+"""Calibrate a whole box, as it is and with peer access off, and measure real servers on it, in one call:
 
     python benchmarks/whole_box.py --time-limit 3000 -o box
     python benchmarks/whole_box.py --no-servers --gpus 2 --model typical --time-limit 480 -o box
 
-Steps: health; calibration without engines' kernels, which take minutes to compile; the same again, and how far the two
-agree; calibration with NCCL_P2P_DISABLE=1; engines' all-reduces and experts as far as they are installed, and NCCL's other
-protocols, added to the first calibration; the scenarios of validation/scenarios-8gpu.yaml (SGLang with random weights);
-predictions beside what was measured. Everything is on disk as soon as it is measured, the profile is written after every
+Steps: health; calibration without engines' kernels, which take minutes to compile; without servers the same again, and how
+far the two agree; calibration with NCCL_P2P_DISABLE=1; engines' all-reduces and experts as far as they are installed, and
+without servers NCCL's other protocols, added to the first calibration; the scenarios of validation/scenarios-8gpu.yaml
+(SGLang with random weights); predictions beside what was measured. Everything is on disk as soon as it is measured, the profile is written after every
 step, and the same line goes on where a run ended. A step that fails is reported and the next one runs. No NVLink multicast
 object is made.
 """
@@ -64,22 +64,24 @@ def steps(options: argparse.Namespace) -> list[Step]:
     off = f"{name}-no-p2p"
     joined = [*SPECSIM, "calibrate", "--refit", str(out / f"{off}.record.json")]
     joined += ["--refit", str(out / f"{name}.record.json"), "-o", str(out / f"{off}.yaml")]
-    found = [
-        Step("doctor", [*SPECSIM, "doctor"]),
-        calibrate("calibrate", "calibration", name, 0.25, *plain),
+    first = calibrate("calibrate", "calibration", name, 0.25, *plain)
+    twice = [
         calibrate("calibrate-again", "calibration-again", f"{name}-again", 0.3, *plain),
         *(_agree(options, out, name, model) for model in (JUDGED if options.model == TYPICAL else (options.model,))),
+    ]
+    measured = [
         calibrate(
             "calibrate-no-p2p", "calibration-no-p2p", off, 0.15,
             "--no-p2p", "--kinds", "nccl", "--only", "peak,launches,copies,allreduce",
         ),
         calibrate("engines-allreduce", "calibration", name, 0.25, "--only", "allreduce", "--kinds", "engines"),
         calibrate("engines-experts", "calibration", name, 0.3, "--only", "moe"),
-        calibrate("forced", "calibration", name, 0.1, "--only", "allreduce", "--kinds", "forced"),
-        Step("join", joined),
     ]  # fmt: skip
+    forced = calibrate("forced", "calibration", name, 0.5, "--only", "allreduce", "--kinds", "forced")
+    join = Step("join", joined)
+    doctor = Step("doctor", [*SPECSIM, "doctor"])
     if not options.servers:
-        return found
+        return [doctor, first, *twice, *measured, forced, join]
     serve = [
         *SPECSIM,
         "validate",
@@ -91,7 +93,7 @@ def steps(options: argparse.Namespace) -> list[Step]:
         str(out / "runs"),
     ]
     serve += ["--layers", str(options.layers)] if options.layers else []
-    return [*found, Step("validate", serve, 0.97, limited=True)]
+    return [doctor, first, *measured, join, Step("validate", serve, 0.97, limited=True)]
 
 
 def _agree(options: argparse.Namespace, out: Path, name: str, model: str) -> Step:
