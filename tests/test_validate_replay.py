@@ -175,7 +175,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         code = group.main(["validate", "--records", records, *arguments], standalone_mode=False)
         return code, capsys.readouterr().out
 
-    plot = tmp_path / "out" / "plot.svg"
+    plot = tmp_path / "plot.svg"
     code, out = run("--json", "--plot", str(plot), "--fail-over", "50%")
     document = json.loads(out)
     assert code == 0
