@@ -32,7 +32,10 @@ def report(document: Any, where: str = "document") -> str:
     schema = document.get("schema") if isinstance(document, Mapping) else None
     if schema not in KINDS:
         what = f"is {schema[:60]}, which no report reads" if isinstance(schema, str) else "is no result of specsim"
-        raise InputError(what, where=where, mend=f"a report reads what {READS} print with --json")
+        mend = f"a report reads what {READS} print with --json"
+        if schema == "specsim.record/1":
+            mend = f"compare it first: specsim validate --records {where} --json > result.json"
+        raise InputError(what, where=where, mend=mend)
     try:
         return _page(document)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:

@@ -178,7 +178,11 @@ def test_ten_thousand_rows_are_cut_and_the_report_says_so():
     [
         ("[]", "is no result of specsim; a report reads what predict, sweep, plan, simulate, validate"),
         ('{"schema": 3}', "is no result of specsim"),
-        ('{"schema": "specsim.models/1"}', "is specsim.models/1, which no report reads"),
+        (
+            '{"schema": "specsim.models/1"}',
+            "is specsim.models/1, which no report reads; a report reads what predict, sweep",
+        ),
+        ('{"schema": "specsim.record/1"}', "which no report reads; compare it first: specsim validate --records"),
         ('{"schema": "specsim.sweep/1"}', "is no whole specsim.sweep/1 (KeyError: 'cases'); make it again with --json"),
         ('{"schema": "specsim.prediction/1", "breakdown": 3}', "is no whole specsim.prediction/1"),
         ("{", "line 1, column 2: is not JSON"),
