@@ -181,16 +181,26 @@ def apart_chart(document: Document, number: int = 0) -> Chart:
     return Chart("apart" if not number else f"apart-{number}", title, about, spec, table)
 
 
-def effects_chart(document: Document) -> Chart:
-    """Bars of what each number of the second box would change of a step of the first, the largest first."""
-    a, b = document["a"], document["b"]
-    every = [
+def weighed_rows(document: Document) -> list[dict[str, Any]]:
+    """Every weighed number, its differences in per cent."""
+    return [
         {**n, "name": _name(n["key"]), "change": None if n["effect"] is None else 100 * n["effect"],
          "percent": None if n["relative"] is None else 100 * n["relative"], "share": 100 * abs(n["part"]),
          "which": HEAVY if n["matters"] else LIGHT}
         for n in document["numbers"]
     ]  # fmt: skip
-    rows = sorted((r for r in every if r["change"] is not None), key=lambda r: -abs(r["change"]))[:NAMED]
+
+
+def effect_rows(document: Document) -> list[dict[str, Any]]:
+    """Those that both boxes have, what changes a step most first; as many as get a bar."""
+    known = (r for r in weighed_rows(document) if r["change"] is not None)
+    return sorted(known, key=lambda r: -abs(r["change"]))[:NAMED]
+
+
+def effects_chart(document: Document) -> Chart:
+    """Bars of what each number of the second box would change of a step of the first, the largest first."""
+    a, b = document["a"], document["b"]
+    rows = effect_rows(document)
     about = f"By how many per cent a step of {a} changes with each number of {b} in its place."
     y = axis("name", "", "nominal", sort=[r["name"] for r in rows], axis={"title": None, "domain": False, "ticks": False, "labelLimit": 190})  # fmt: skip
     layers: list[Spec] = [
@@ -201,4 +211,4 @@ def effects_chart(document: Document) -> Chart:
     ]  # fmt: skip
     spec = spec_of(rows, about, layers, height=max(60, 22 * len(rows)))
     columns = {"key": "number", "a": a, "b": b, "percent": "apart, %", "share": "part of the step, %", "change": "change of the step, %"}  # fmt: skip
-    return Chart("effects", "What the differences do to a step", about, spec, table_of(every, columns))
+    return Chart("effects", "What the differences do to a step", about, spec, table_of(weighed_rows(document), columns))

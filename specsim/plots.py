@@ -381,6 +381,30 @@ def hardware_plot(document: Document, path: Path) -> None:
         figure.legend(loc="outside right upper")
 
 
+def calibration_plot(document: Document, path: Path) -> None:
+    """The all-reduce curves that a calibration measured."""
+    hardware_plot({**document, "schema": "specsim.hardware/1", "name": chart_hardware.box_of(document)}, path)
+
+
+def agreement_plot(document: Document, path: Path) -> None:
+    """What each number of the second box would change of a step of the first."""
+    rows = chart_hardware.effect_rows(document)
+    if not rows:
+        raise _nothing(f"{document['a']} and {document['b']} have no number in common", "compare boxes of one kind")
+    with picture(path, 7, max(2.4, 0.24 * len(rows) + 1.2)) as figure:
+        axes = figure.subplots()
+        for matters, colour, hatch, name in ((True, VERMILION, "", chart_hardware.HEAVY), (False, BLUE, "///", chart_hardware.LIGHT)):  # fmt: skip
+            mine = [(i, r["change"]) for i, r in enumerate(rows) if r["matters"] == matters]
+            if mine:
+                places, changes = zip(*mine, strict=True)
+                axes.barh(places, changes, 0.6, color=colour, hatch=hatch, edgecolor="white", label=name)
+        bars(axes, [r["name"] for r in rows])
+        axes.axvline(0, color=MUTED, linewidth=0.8)
+        axes.set_xlabel(f"change of the step with {document['b']}'s number, %")
+        axes.set_title(f"what the differences to {document['a']} do to a step")
+        axes.legend(loc="best")
+
+
 def _widest(rows: Sequence[Row]) -> list[Row]:
     most = max((r["ranks"] for r in rows), default=0)
     return [r for r in rows if r["ranks"] == most]
@@ -402,4 +426,6 @@ PLOTS: dict[str, Callable[..., None]] = {
     "specsim.diagnosis/1": diagnosis_plot,
     "specsim.hardware/1": hardware_plot,
     "specsim.hardware-diff/1": hardware_plot,
+    "specsim.hardware-agreement/1": agreement_plot,
+    "specsim.calibration/1": calibration_plot,
 }
