@@ -173,7 +173,7 @@ def test_a_plot_is_drawn(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> 
     assert str(target) in err
     assert target.read_bytes()[1:4] == b"PNG"
     code, _, err = run(capsys, *FIELD, "--plot", str(target / "why.png"))
-    assert code == 1
+    assert code == 2
     assert err.count("\n") == 1
 
 

@@ -374,7 +374,7 @@ def test_csv_and_parquet_hold_the_same(tmp_path):
 
 def test_no_pyarrow_is_one_line(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(InputError, match=r"pip install specsim\[parquet\]"):
+    with pytest.raises(InputError, match=r"pip install 'specsim\[parquet\]'"):
         sweep_run.run(small_spec(), out=tmp_path / "a.parquet")
 
 
