@@ -481,6 +481,7 @@ def _advance(
 ) -> int:
     finished = 0
     gains = np.zeros(len(thresholds) + 2, dtype=np.int64)
+    paced = p[CHUNK_TIME] != 0
     while nothing_new(last, pending, s, p, c) or release(last, pending, s, p, ratio, freed, c):
         start = c[NOW]
         n = 0
@@ -575,7 +576,7 @@ def _advance(
                 gained = min(gained, left[i])
                 left[i] -= gained
                 out += gained
-                seen = hand_out(now, s, p)
+                seen = hand_out(now, s, p) if paced else now
                 if i < s[OLD]:
                     gains[gained] += 1
                 else:
