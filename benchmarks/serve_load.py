@@ -81,6 +81,9 @@ class Client:
         body = json.dumps({"options": options}).encode()
         head = f"POST /predict HTTP/1.1\r\nhost: {self.host}:{self.port}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
         reader, writer = await self.free.get()
+        if reader.at_eof():  # idle for longer than the server keeps a connection
+            writer.close()
+            reader, writer = await asyncio.open_connection(self.host, self.port)
         writer.write(head.encode() + body)
         answer = await reader.readuntil(b"\r\n\r\n")
         fields = dict(line.split(b": ", 1) for line in answer.split(b"\r\n")[1:] if b": " in line)
