@@ -16,6 +16,7 @@ from specsim.chart_hardware import agreement_charts, calibration_charts, diff_ch
 from specsim.chart_plan import plan_charts
 from specsim.chart_predict import prediction_charts
 from specsim.chart_runs import simulation_charts, validation_charts
+from specsim.chart_simulations import simulations_charts
 from specsim.chart_style import Chart as Chart
 from specsim.chart_style import Table as Table
 from specsim.chart_sweep import sweep_charts
@@ -26,6 +27,7 @@ KINDS: dict[str, Callable[[Mapping[str, Any]], list[Chart]]] = {
     "specsim.sweep/1": sweep_charts,
     "specsim.plan/1": plan_charts,
     "specsim.simulation/1": simulation_charts,
+    "specsim.simulations/1": simulations_charts,
     "specsim.validation/1": validation_charts,
     "specsim.diagnosis/1": diagnosis_charts,
     "specsim.hardware/1": hardware_charts,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from specsim import chart_causes, chart_hardware, chart_plan, chart_predict, chart_runs, chart_sweep
+from specsim import chart_causes, chart_hardware, chart_plan, chart_predict, chart_runs, chart_simulations, chart_sweep
 from specsim.chart_style import BLUE, GREEN, GREY, SKY, VERMILION, WORDS
 from specsim.errors import InputError
 from specsim.plot_style import HATCHES, MUTED, bars, filled, line, picture, plain
@@ -269,6 +269,37 @@ def simulation_plot(document: Document, path: Path) -> None:
         figure.suptitle(_title(document), x=0.01, ha="left", fontsize=10)
 
 
+def simulations_plot(document: Document, path: Path) -> None:
+    """Latencies and throughput of several simulations over what varied: points, and lines through their means."""
+    panels = {
+        key: rows for key, *_ in chart_simulations.METRICS if (rows := chart_simulations.metric_rows(document, key))
+    }
+    if not panels:
+        raise _nothing("no simulation has a latency or a throughput", "give loads that can be served")
+    name, number = chart_simulations.over(document)
+    places = {
+        x: x if number else i
+        for i, x in enumerate(dict.fromkeys(r["x"] for r in (row for rows in panels.values() for row in rows)))
+    }
+    with picture(path, 4.6 * len(panels), 4.2) as figure:
+        for axes, (key, title, unit, _) in zip(
+            figure.subplots(1, len(panels), squeeze=False)[0],
+            [found for found in chart_simulations.METRICS if found[0] in panels],
+            strict=True,
+        ):
+            for i, series in enumerate(dict.fromkeys(r["series"] for r in panels[key])):
+                mine = [r for r in panels[key] if r["series"] == series]
+                x = [places[r["x"]] for r in mine]
+                style = line(i)
+                axes.plot(x, [r["value"] for r in mine], **{**style, "linestyle": "none"}, alpha=0.5)
+                axes.plot(x, [r["mean"] for r in mine], **{**style, "marker": None}, label=series)
+            if not number:
+                axes.set_xticks(list(places.values()), [str(x) for x in places], rotation=20, ha="right")
+            axes.set(xlabel=name.replace("_", " "), ylabel=unit, ylim=(0, None), title=title)
+            axes.legend()
+        figure.suptitle(_title(document), x=0.01, ha="left", fontsize=10)
+
+
 def validation_plot(document: Document, path: Path) -> None:
     """Predicted against observed with intervals, and the residuals beside it."""
     order = chart_runs.TIMES if chart_runs.times_of(document, chart_runs.TIMES) else chart_runs.UNDER_LOAD
@@ -422,6 +453,7 @@ PLOTS: dict[str, Callable[..., None]] = {
     "specsim.sweep/1": sweep_plot,
     "specsim.plan/1": plan_plot,
     "specsim.simulation/1": simulation_plot,
+    "specsim.simulations/1": simulations_plot,
     "specsim.validation/1": validation_plot,
     "specsim.diagnosis/1": diagnosis_plot,
     "specsim.hardware/1": hardware_plot,

@@ -16,6 +16,7 @@ TITLES = {
     "specsim.sweep/1": "Sweep",
     "specsim.plan/1": "Plan",
     "specsim.simulation/1": "Simulation",
+    "specsim.simulations/1": "Simulations",
     "specsim.validation/1": "Predictions beside measurements",
     "specsim.diagnosis/1": "Diagnosis",
     "specsim.hardware/1": "Hardware profile",
@@ -299,6 +300,15 @@ def _diff_verdict(document: Document) -> str:
     return f"{len(found):,} numbers of {document['b']} differ from {document['a']}{far}."
 
 
+def _simulations(document: Document) -> Iterator[Part]:
+    columns = {
+        **{name: WORDS.get(name, name.replace("_", " ")) for name in document["varied"]},
+        "request_throughput": "requests/s", "output_throughput": "output tokens/s", "median_ttft_ms": "TTFT, ms",
+        "p99_ttft_ms": "TTFT p99, ms", "median_tpot_ms": "TPOT, ms", "p99_tpot_ms": "TPOT p99, ms", "error": "left out because",
+    }  # fmt: skip
+    yield "All simulations", table_of(document["rows"], columns)
+
+
 BEFORE: dict[str, Callable[[Document], Iterator[Part]]] = {
     "specsim.prediction/1": _prediction,
     "specsim.sweep/1": _sweep,
@@ -311,6 +321,7 @@ BEFORE: dict[str, Callable[[Document], Iterator[Part]]] = {
 AFTER: dict[str, Callable[[Document], Iterator[Part]]] = {
     "specsim.sweep/1": _sweep_rows,
     "specsim.plan/1": _plan,
+    "specsim.simulations/1": _simulations,
     "specsim.validation/1": _validation_left_out,
     "specsim.diagnosis/1": _diagnosis_next,
     "specsim.hardware-diff/1": _diff,

@@ -44,6 +44,7 @@ class Simulations(Shown):
 
     varied: tuple[str, ...]
     rows: tuple[Mapping[str, Any], ...]
+    sources: tuple[Mapping[str, Any], ...] = ()
     out: Path | None = None
 
     @property
@@ -61,7 +62,14 @@ class Simulations(Shown):
     def json(self) -> dict[str, Any]:
         """The document of schema specsim.simulations/1."""
         out = None if self.out is None else str(self.out)
-        return {"schema": SCHEMA, **self.said(), "varied": list(self.varied), "rows": list(self.rows), "out": out}
+        return {
+            "schema": SCHEMA,
+            **self.said(),
+            "varied": list(self.varied),
+            "rows": list(self.rows),
+            "sources": list(self.sources),
+            "out": out,
+        }
 
 
 def simulate(
@@ -97,7 +105,9 @@ def simulate(
     tasks: list[Task] = [(i, {**single, **case}) for i, case in enumerate(cases)]
     folder = None if out is None else _folder(Path(out), tasks)
     rows: list[Mapping[str, Any]] = []
+    sources: dict[str, Mapping[str, Any]] = {}  # of all of them, each once
     for case, found in zip(cases, fanout.run(partial(_row, folder), tasks, jobs=jobs, cluster=cluster), strict=True):
+        sources |= {repr(source): source for source in found.pop("sources", ())}
         rows.append({NAMES.get(name, name): _plain(value) for name, value in case.items()} | found)
         report(len(rows), len(tasks), "simulations")
     if all(row["error"] for row in rows):
@@ -105,21 +115,23 @@ def simulate(
     if out is not None and folder is not None:
         write_atomically(Path(out), _csv(rows))
         fanout.drop(folder)
-    return Simulations(tuple(NAMES.get(name, name) for name in varied), tuple(rows), None if out is None else Path(out))
+    names = tuple(NAMES.get(name, name) for name in varied)
+    return Simulations(names, tuple(rows), tuple(sources.values()), None if out is None else Path(out))
 
 
 def _row(folder: Path | None, task: Task) -> dict[str, Any]:
-    """The metrics of one simulation, or the `error` why there are none. What is in the folder already is not done again."""
+    """The metrics and `sources` of one simulation, or the `error` why there are none. What is in the folder is not done again."""
     index, options = task
     kept = None if folder is None else folder / f"part-{index}.json"
     if kept is not None and kept.exists():
         return dict(json.loads(kept.read_text()))
     try:
         with listening(None):  # its own progress says nothing of the whole
-            metrics = simulate_one(**options).run.metrics.json()
+            found = simulate_one(**options)
     except InputError as error:
         return {"error": str(error)}
-    row = {"error": None} | {name: value for name, value in metrics.items() if not isinstance(value, (dict, list))}
+    metrics = {k: v for k, v in found.run.metrics.json().items() if not isinstance(v, (dict, list))}
+    row = {"error": None, **metrics, "sources": found.json()["sources"]}
     if kept is not None:
         write_atomically(kept, json.dumps(row))
     return row

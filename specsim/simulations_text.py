@@ -14,7 +14,7 @@ ROWS = 200  # that are shown
 
 def page(found: Simulations) -> Page:
     """The simulations as people see them."""
-    yield Line(f"{len(found.rows):,} simulations", "title")
+    yield Line(f"{len(found.rows):,} simulation{'s'[: len(found.rows) > 1]}", "title")
     yield Line(found.verdict(), "verdict")
     yield Line()
     done = found.finished

@@ -32,6 +32,7 @@ COMMANDS = {
     "plan that misses": ["plan", *SMALL, "--rate", "20", "--tpot-ms", "0.1"],
     "simulation": ["simulate", *SMALL, "--method", "none", "--concurrency", "4", "--num-requests", "20", "--output-tokens", "16", "--tpot-ms", "9"],
     "simulation of one": ["simulate", *SMALL, "--method", "none", "--rate", "inf", "--num-requests", "1", "--output-tokens", "1"],
+    "simulations": ["simulate", *SMALL, "--method", "none,eagle3", "--accept-rate", "0.6", "--rate", "2,500,4", "--seed", "1:2", "--num-requests", "20", "--output-tokens", "16"],
     "validation": ["validate", "--records", str(ROOT / "validation" / "llama8b-e3-s3.json")],
     "diagnosis": ["diagnose", *SMALL, "--decode-ms", "5.2", "--verify-ms", "12", "--draft-tokens", "4"],
     "hardware": ["hardware", "show", "8x-rtx-pro-6000"],

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from documents import COMMANDS, document
 
+from specsim.chart_simulations import metric_rows, over
 from specsim.chart_style import MUTED, PALETTE, few, thinned
 from specsim.chart_sweep import crossings
 from specsim.charts import KINDS, charts_for
@@ -209,3 +210,26 @@ def test_every_chart_is_drawn_at_the_width_of_a_phone(new_page):
             assert width / 2 < right <= width, (name, made.key)
             assert "NaN" not in text, (name, made.key)
             assert "undefined" not in text, (name, made.key)
+
+
+def test_several_simulations_are_drawn_over_what_has_the_most_values() -> None:
+    """Rates 2, 500 and 4, two seeds, two methods: over the rate in its order, a series a method and percentile, no point of the
+    load that cannot be served, lines through the means over the seeds; sources of both methods, each once."""
+    made = document("simulations")
+    assert over(made) == ("request_rate", True)
+    rows = metric_rows(made, "tpot")
+    assert [row["x"] for row in rows] == sorted(row["x"] for row in rows)
+    assert {row["x"] for row in rows} == {2, 4}
+    assert {row["series"] for row in rows} == {
+        f"{what}, method {m}" for what in ("median", "p99") for m in ("none", "eagle3")
+    }
+    for row in rows:
+        two = [r["value"] for r in rows if (r["x"], r["series"]) == (row["x"], row["series"])]
+        assert len(two) == 2
+        assert row["mean"] == pytest.approx(sum(two) / 2, rel=1e-5)
+    assert [chart.key for chart in charts_for(made)] == ["ttft", "tpot", "throughput"]
+    only = {**made, "varied": ["method"]}
+    assert over(only) == ("method", False)
+    of = [source["of"] for source in made["sources"]]
+    assert len(of) == len({str(source) for source in made["sources"]})
+    assert any("draft_step" in name for name in of)

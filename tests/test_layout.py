@@ -20,7 +20,7 @@ READING_ORDER = """
     models keys formats families patterns drafters configs model_text
     routing ops profiles profile_text engines launch machine forward
     acceptance scenarios reproduce cycle memory provenance prediction agreement text
-    chart_style chart_predict chart_sweep chart_plan chart_runs chart_causes chart_hardware charts report_parts report plot_style plots
+    chart_style chart_predict chart_sweep chart_plan chart_runs chart_simulations chart_causes chart_hardware charts report_parts report plot_style plots
     workload simulation_costs simulation_reference metrics simulation_kernel simulation steady
     load_replay replay replay_text engine_fit fitted fit_text nccl_tests link_tests importers
     fitting tables derive calibrate

@@ -112,7 +112,6 @@ def test_the_command():
         (["--rate", "9:1"], "goes down"),
         (["--rate", "1,x"], "'x' is not a valid float"),
         (["--rate", "1,,2"], "an empty place"),
-        (["--rate", "1,2", "--plot", "a.png"], "is of one simulation"),
         (["--rate", "1,2", "--requests-out", "a.csv"], "is of one simulation"),
         (["--rate", "1,2", "--out", "a.txt"], "is no .csv"),
         (["--rate", "1:9:0.0001"], "10,000 at most"),

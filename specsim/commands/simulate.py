@@ -104,7 +104,9 @@ REQUESTS, INPUT, OUTPUT = 1000, 1024, 256  # as specsim.simulated has them
 @click.option("--jobs", type=int, default=1, metavar="N", help="Processes for several; -1: one a core; default 1.")
 @click.option("--cluster", metavar="dask://HOST:PORT|ray", help="Run them on an existing Dask or Ray cluster instead.")
 @click.option("--requests-out", type=OutFile(), metavar="FILE", help="Write one line a request (CSV).")
-@plot_option("batch, queue and throughput over time, and latencies")
+@plot_option(
+    "batch, queue and throughput over time, and latencies; of several, latencies and throughput over what varies"
+)
 @json_option
 def command(as_json: bool, **options: Any) -> None:
     """Simulate a server under load: latencies, throughput, goodput, batch and queue over time.
@@ -131,16 +133,14 @@ def command(as_json: bool, **options: Any) -> None:
     several = bool(options["out"]) or any(
         isinstance(value, tuple) and len(value) > 1 for name, value in options.items() if name not in (*SINGLE, "eager")
     )
-    for flag, given in (("--requests-out", rows_out), ("--plot", picture)):
-        if several and given:
-            raise InputError("is of one simulation, and several are asked for", where=flag, mend="leave it out")
+    if several and rows_out:
+        raise InputError("is of one simulation, and several are asked for", where="--requests-out", mend="leave it out")
     with Meter("simulate"):
         found = simulate(**options)
     document = found.json()
-    if not isinstance(found, Simulations):
-        if rows_out:
-            _write_rows(rows_out, found.run.metrics)
-        draw(document, picture)
+    if rows_out and not isinstance(found, Simulations):
+        _write_rows(rows_out, found.run.metrics)
+    draw(document, picture)
     if not as_json:
         show(found.page())
         return
