@@ -46,10 +46,11 @@ def run(function: Callable[[T], R], tasks: Sequence[T], *, jobs: int = 1, cluste
                 yield _value(outcome)
 
 
-def folder_of(out: Path, mark: str) -> Path:
-    """The folder beside `out` in which finished tasks leave files named part-*, until `out` is whole.
+def parts_of(out: Path, mark: str) -> Path:
+    """How the names of the files begin that finished tasks leave in a folder beside `out`, until `out` is whole.
 
-    mark: what the tasks are; the folder is emptied when it is of others. Raises InputError when it holds other files, and
+    mark: what the tasks are; the folder is emptied when it is of others, and the names tell them apart where two runs have the
+    same `out` at once. Raises InputError when it holds other files, and
     WorkError when it cannot be written.
     """
     folder = out.with_name(out.name + ".parts")
@@ -62,12 +63,12 @@ def folder_of(out: Path, mark: str) -> Path:
         write_atomically(folder / "mark", mark)
     except OSError as error:
         raise WorkError(f"{folder}: cannot be written: {error.strerror or error}") from None
-    return folder
+    return folder / f"part-{mark[:16]}"
 
 
-def drop(folder: Path) -> None:
+def drop(parts: Path) -> None:
     """Remove the folder of the parts."""
-    shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(parts.parent, ignore_errors=True)
 
 
 def _wave(joblib: Any, function: Callable[[T], R], tasks: Sequence[T], cluster: str | None) -> list[R | Exception]:

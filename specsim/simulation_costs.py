@@ -134,10 +134,10 @@ class Server:
             )
         if not 0 <= self.overhead_s < 3600:
             raise InputError(
-                f"{1e3 * self.overhead_s:g} ms", where="--overhead-ms", mend="give milliseconds, 0 or more"
+                f"{1e3 * self.overhead_s:g} ms", where="--overhead-ms", mend="give 0 or more, below 3,600,000"
             )
         if not 0 <= self.chunk_s < 1:
-            raise InputError(f"{1e6 * self.chunk_s:g} us", where="--chunk-us", mend="give microseconds, 0 or more")
+            raise InputError(f"{1e6 * self.chunk_s:g} us", where="--chunk-us", mend="give 0 or more, below 1,000,000")
         if self.max_running >= len(self.costs.step):
             raise InputError(
                 f"has step times up to batch {len(self.costs.step) - 1}", where="server", mend="lower max_running"

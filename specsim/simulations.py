@@ -12,20 +12,21 @@ import io
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from specsim import fanout
-from specsim.asked import AModel, with_model
+from specsim.asked import AModel, scenario, with_model
 from specsim.errors import InputError
 from specsim.files import write_atomically
 from specsim.pages import Shown
 from specsim.progress import listening, report
-from specsim.simulated import Simulated
+from specsim.simulated import Load, Simulated
 from specsim.simulated import simulate as simulate_one
+from specsim.sweep_run import contents
 from specsim.swept import several
 
 SCHEMA = "specsim.simulations/1"
@@ -103,26 +104,26 @@ def simulate(
         raise InputError(f"{count:,} simulations", where="simulate", mend=f"{MOST:,} at most: make several runs of it")
     cases = [dict(zip(varied, values, strict=True)) for values in product(*(lists[name] for name in varied))]
     tasks: list[Task] = [(i, {**single, **case}) for i, case in enumerate(cases)]
-    folder = None if out is None else _folder(Path(out), tasks)
+    parts = None if out is None else fanout.parts_of(_csv_file(Path(out)), _mark(options, lists))
     rows: list[Mapping[str, Any]] = []
     sources: dict[str, Mapping[str, Any]] = {}  # of all of them, each once
-    for case, found in zip(cases, fanout.run(partial(_row, folder), tasks, jobs=jobs, cluster=cluster), strict=True):
+    for case, found in zip(cases, fanout.run(partial(_row, parts), tasks, jobs=jobs, cluster=cluster), strict=True):
         sources |= {repr(source): source for source in found.pop("sources", ())}
         rows.append({NAMES.get(name, name): _plain(value) for name, value in case.items()} | found)
         report(len(rows), len(tasks), "simulations")
     if all(row["error"] for row in rows):
         raise InputError(rows[0]["error"])
-    if out is not None and folder is not None:
+    if out is not None and parts is not None:
         write_atomically(Path(out), _csv(rows))
-        fanout.drop(folder)
+        fanout.drop(parts)
     names = tuple(NAMES.get(name, name) for name in varied)
     return Simulations(names, tuple(rows), tuple(sources.values()), None if out is None else Path(out))
 
 
-def _row(folder: Path | None, task: Task) -> dict[str, Any]:
-    """The metrics and `sources` of one simulation, or the `error` why there are none. What is in the folder is not done again."""
+def _row(parts: Path | None, task: Task) -> dict[str, Any]:
+    """The metrics and `sources` of one simulation, or the `error` why there are none. What is kept is not done again."""
     index, options = task
-    kept = None if folder is None else folder / f"part-{index}.json"
+    kept = None if parts is None else parts.with_name(f"{parts.name}-{index}.json")
     if kept is not None and kept.exists():
         return dict(json.loads(kept.read_text()))
     try:
@@ -137,13 +138,26 @@ def _row(folder: Path | None, task: Task) -> dict[str, Any]:
     return row
 
 
-def _folder(out: Path, tasks: Sequence[Task]) -> Path:
+def _csv_file(out: Path) -> Path:
     if out.suffix.lower() != ".csv":
         raise InputError(f"{out} is no .csv", where="--out", mend="name the file results.csv")
-    said = [repr((i, sorted(options.items(), key=lambda item: item[0]))) for i, options in tasks]
-    files = {Path(options[name]) for _, options in tasks for name in ("trace", "policy") if options.get(name)}
-    said += [f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in sorted(files) if path.exists()]
-    return fanout.folder_of(out, hashlib.sha256("\n".join(said).encode()).hexdigest())
+    return out
+
+
+def _mark(options: Mapping[str, Any], lists: Mapping[str, Sequence[Any]]) -> str:
+    """What the rows depend on: each scenario down to its numbers, the load, and its files."""
+    of_load = {field.name for field in fields(Load)}
+    outer = [name for name in lists if name not in of_load]
+    once = {name: value for name, value in options.items() if name not in lists and name not in of_load}
+    said = [repr(sorted((name, lists.get(name, options[name])) for name in options if name in of_load))]
+    for values in product(*(lists[name] for name in outer)):
+        try:
+            said.append(contents(scenario(**once, **dict(zip(outer, values, strict=True)))))
+        except InputError as error:
+            said.append(str(error))
+    for path in (Path(options[name]) for name in ("trace", "policy") if options.get(name)):
+        said.append(f"{path.stat().st_size} {path.stat().st_mtime_ns}" if path.exists() else "")
+    return hashlib.sha256("\n".join(said).encode()).hexdigest()
 
 
 def _plain(value: Any) -> Any:

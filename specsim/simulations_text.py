@@ -9,7 +9,7 @@ COLUMNS = {
     ">request_throughput": "req/s", ">output_throughput": "tokens/s", ">request_goodput": "in target/s", ">mean_ttft_ms": "TTFT ms",
     ">p99_ttft_ms": "p99", ">mean_tpot_ms": "TPOT ms", ">p99_tpot_ms": "p99", ">mean_decode_batch": "batch", ">utilisation": "busy",
 }  # fmt: skip
-ROWS = 200  # that are shown
+ROWS, NOTES = 200, 10  # that are shown
 
 
 def page(found: Simulations) -> Page:
@@ -29,10 +29,12 @@ def page(found: Simulations) -> Page:
         yield Line(f"{len(done) - ROWS:,} more: --json or --out holds them", "faint")
     if found.out is not None:
         yield Line(f"rows: {found.out}")
-    for row in found.rows:
-        if row["error"] is not None:
-            at = ", ".join(f"{name.replace('_', ' ')} {row[name]}" for name in found.varied)
-            yield Line(f"note: left out {at}: {row['error']}", "warning")
+    failed = [row for row in found.rows if row["error"] is not None]
+    for row in failed[:NOTES]:
+        at = ", ".join(f"{name.replace('_', ' ')} {row[name]}" for name in found.varied)
+        yield Line(f"note: left out {at}: {row['error']}", "warning")
+    if len(failed) > NOTES:
+        yield Line(f"note: left out {len(failed) - NOTES:,} more: --json or --out says why", "warning")
 
 
 def _cell(value: object) -> str:

@@ -121,8 +121,8 @@ def run(
     cases, warnings = _cases(spec)
     tasks = tasks_of(spec, cases, written=out is not None)
     total = sum(_size(spec, cases[t.case], t) for t in tasks)
-    folder = None if out is None else _folder(out, spec, cases)
-    work = partial(_work, spec, folder, kind)
+    kept_as = None if out is None else _parts(out, spec, cases)
+    work = partial(_work, spec, kept_as, kind)
     kept = Digest()
     done = 0
     for task, found in zip(tasks, fanout.run(work, tasks, jobs=jobs, cluster=cluster), strict=True):
@@ -138,15 +138,15 @@ def run(
         few, count = len(shown(spec, axis)), len(getattr(spec, axis))
         if few < count:
             warnings.append(f"maps show {few} of the {count:,} values of {axis}; rows hold all")
-    if out is not None and folder is not None:
-        parts = [_part(folder, task, kind) for task in tasks]
+    if out is not None and kept_as is not None:
+        parts = [_part(kept_as, task, kind) for task in tasks]
         missing = next((p for p in parts if not p.exists()), None)
         if missing is not None:
             raise WorkError(
                 f"{missing}: is not here; workers on other machines need a file system shared with this one"
             )
         join_parts(parts, out)
-        fanout.drop(folder)
+        fanout.drop(kept_as)
     rows = list(_records(spec, tasks)) if total <= LISTED else None
     return Result(spec, cases, kept, rows, out, tuple(dict.fromkeys(warnings)))
 
@@ -188,20 +188,20 @@ def _records(spec: Spec, tasks: list[Task]) -> Iterator[dict[str, Any]]:
 # --- parts that last ------------------------------------------------------------------------------------------------
 
 
-def _folder(out: Path, spec: Spec, cases: dict[int, Case]) -> Path:
-    """The folder of the parts, emptied when it is of another sweep."""
+def _parts(out: Path, spec: Spec, cases: dict[int, Case]) -> Path:
+    """How the names of the parts begin; their folder is emptied when it is of another sweep."""
     from specsim import sweep_rows
 
     scenarios = [lane.scenario for case in cases.values() for lane in case.lanes]
-    said = [_contents(s) for s in scenarios]
+    said = [contents(s) for s in scenarios]
     axes = repr(
         (spec.draft_tokens, spec.batch, spec.context, spec.kind, spec.acceptance, sweep_rows.COLUMNS, list(cases))
     )
     mark = hashlib.sha256("\n".join([axes, *said]).encode()).hexdigest()
-    return fanout.folder_of(out, mark)
+    return fanout.parts_of(out, mark)
 
 
-def _contents(s: Scenario) -> str:
+def contents(s: Scenario) -> str:
     """All that a scenario's costs depend on, down to each number of the model, the box and the engine."""
     parts: dict[str, Any] = {field.name: getattr(s, field.name) for field in fields(s) if field.name != "asked"}
     parts["eager"] = sorted(s.eager)  # sets show in any order
@@ -212,15 +212,15 @@ def _contents(s: Scenario) -> str:
     return repr(parts)
 
 
-def _part(folder: Path, task: Task, kind: str) -> Path:
-    return folder / f"part-{task.case}-{task.batch[0]}-{task.context[0]}.{kind}"
+def _part(kept_as: Path, task: Task, kind: str) -> Path:
+    return kept_as.with_name(f"{kept_as.name}-{task.case}-{task.batch[0]}-{task.context[0]}.{kind}")
 
 
-def _work(spec: Spec, folder: Path | None, kind: str, task: Task) -> Digest:
+def _work(spec: Spec, kept_as: Path | None, kind: str, task: Task) -> Digest:
     """One task: its digest, and its rows in the parts' folder where there is one. What is there already is not done again."""
-    if folder is None:
+    if kept_as is None:
         return digest(spec, task)
-    part = _part(folder, task, kind)
+    part = _part(kept_as, task, kind)
     note = part.with_suffix(".json")
     if part.exists() and note.exists():
         return Digest(**json.loads(note.read_text()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -14,6 +15,7 @@ from specsim.errors import InputError
 from specsim.simulated import simulate as simulate_one
 from specsim.simulations import simulate
 
+ROOT = Path(__file__).resolve().parent.parent
 SMALL = {"model": "Llama-3.1-8B", "hardware": "1x-h200", "method": "none", "num_requests": 20, "output_tokens": 8}
 LINE = [word for name, value in SMALL.items() for word in ("--" + name.replace("_", "-"), str(value))]
 
@@ -72,6 +74,40 @@ def test_an_interrupted_run_goes_on(monkeypatch, tmp_path):
     assert found.rows == whole.rows
     assert (tmp_path / "a.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
     assert not (tmp_path / "a.csv.parts").exists()
+
+
+def test_other_numbers_in_a_file_start_afresh(tmp_path):
+    """Rows of a box that was measured again are not mixed with those of before."""
+    box = tmp_path / "box.yaml"
+    text = (ROOT / "hardware" / "1x-h200.yaml").read_text()
+    marks = []
+    for said in (text, text + "# a remark\n", text.replace("bandwidth_gb_s: 4274.0", "bandwidth_gb_s: 2137.0")):
+        box.write_text(said)
+        marks.append(simulations._mark({**SMALL, "hardware": str(box)}, {"rate": (1.0, 2.0), "hardware": (str(box),)}))
+    assert marks[0] == marks[1] != marks[2]
+
+
+def test_two_runs_with_one_file_keep_their_own_rows(monkeypatch, tmp_path):
+    """The second starts and ends while the first is at its second row."""
+    out = tmp_path / "a.csv"
+    alone = simulate(**SMALL, rate=2.0, seed=[1, 2], out=out)
+    other = []
+
+    def amid(**options: object) -> object:
+        if options["seed"] == 2 and not other:
+            other.append(1)
+            other.append(simulate(**SMALL, rate=3.0, seed=[1, 2, 3], out=out).rows)
+        return simulate_one(**options)
+
+    monkeypatch.setattr(simulations, "simulate_one", amid)
+    assert simulate(**SMALL, rate=2.0, seed=[1, 2], out=out).rows == alone.rows
+    assert len(other[1]) == 3
+
+
+def test_few_of_many_failures_are_told():
+    rows = [{"request_rate": 1e5 + i, "error": "too much"} for i in range(300)]
+    good = {"request_rate": 1.0, "error": None, "request_goodput": None, "request_throughput": 1.0}
+    assert str(simulations.Simulations(("request_rate",), (good, *rows))).count("left out") == 11
 
 
 def test_what_cannot_be_served_is_left_out_with_its_reason():
