@@ -230,6 +230,11 @@ def test_the_command_predicts_a_scenario_or_takes_a_result(tmp_path, capsys):
         main(["report", "-o", str(source / "c.html")])
     assert done.value.code == 2
     assert "--output: there is no folder" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as done:
+        main(["report", "--from", str(source), "-o", str(source)])
+    assert done.value.code == 2
+    assert "--output: .json is no report; end the name in .html" in capsys.readouterr().err
+    assert json.loads(source.read_text()) == document("prediction")
 
 
 def test_a_profile_is_reported_as_its_document_is(tmp_path):

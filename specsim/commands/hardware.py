@@ -126,7 +126,7 @@ def diff_command(
     if weighed:
         _diff_weighed(profiles, loaded[0], loaded[1], options, within, as_json)
     else:
-        _diff_plain(loaded, as_json)
+        _diff_plain(profiles, loaded, as_json)
 
 
 def _curves(profiles: list[Profile]) -> list[dict[str, Any]]:
@@ -134,7 +134,7 @@ def _curves(profiles: list[Profile]) -> list[dict[str, Any]]:
     return [{"name": p.name, "allreduce": [c.model_dump(mode="json") for c in p.allreduce]} for p in profiles]
 
 
-def _diff_plain(profiles: list[Profile], as_json: bool) -> None:
+def _diff_plain(given: tuple[str, ...], profiles: list[Profile], as_json: bool) -> None:
     from specsim.profiles import diff
     from specsim.provenance import sources_of_profile
 
@@ -150,12 +150,13 @@ def _diff_plain(profiles: list[Profile], as_json: bool) -> None:
         )
         return
     if not any(found):
-        show([Line(f"{', '.join(p.name for p in profiles)} hold the same numbers")])
+        show([Line(f"{', '.join(given)} hold the same numbers")])
         return
     numbers = [{d.key: d for d in one} for one in found]
-    heads = ["number", f">{first.name}"]
-    for other in others:
-        heads += [f">{other.name}", ">relative"]
+    label, *labels = _labels(given, profiles)
+    heads = ["number", f">{label}"]
+    for other in labels:
+        heads += [f">{other}", ">relative"]
     rows_shown = []
     for key in dict.fromkeys(key for one in numbers for key in one):
         here = next((one[key].a for one in numbers if key in one), None)
@@ -213,7 +214,7 @@ def _diff_weighed(
             for w in found if abs(w.part) >= 0.01
         ]  # fmt: skip
         page: list[Line | Grid] = [
-            grid(("number", *(f">{name}" for name in _labels(given, a, b)), ">relative", ">part", ">effect"), rows)
+            grid(("number", *(f">{name}" for name in _labels(given, [a, b])), ">relative", ">part", ">effect"), rows)
         ]
         names = ("decode step", "cycle")
         moved = ", ".join(
@@ -232,13 +233,12 @@ def _diff_weighed(
         sys.exit(1)
 
 
-def _labels(given: tuple[str, ...], a: Profile, b: Profile) -> tuple[str, str]:
-    """What tells two profiles apart: their names, those of their files where the names are one, or a and b."""
-    stems = Path(given[0]).stem, Path(given[1]).stem
-    for first, second in ((a.name, b.name), stems):
-        if first != second:
-            return first, second
-    return "a", "b"
+def _labels(given: tuple[str, ...], profiles: list[Profile]) -> tuple[str, ...]:
+    """What tells profiles apart: their names, those of their files where names are alike, or a, b, ..."""
+    for names in ([p.name for p in profiles], [Path(path).stem for path in given]):
+        if len(set(names)) == len(names):
+            return tuple(names)
+    return tuple("abcdefghijklmnopqrstuvwxyz"[i % 26] for i in range(len(given)))
 
 
 def _number(value: float | None) -> str:

@@ -34,6 +34,8 @@ def command(source: Path | None, output: Path, **options: Any) -> None:
     from specsim.profiles import load_profile
     from specsim.report import report
 
+    if output.suffix.lower() not in ("", ".html", ".htm"):
+        raise InputError(f"{output.suffix} is no report", where="--output", mend="end the name in .html")
     if source is not None:
         options = without_defaults(options, lambda _: False)
     given = [f"--{name.replace('_', '-')}" for name, value in options.items() if value is not None and value != ()]
