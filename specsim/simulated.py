@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,14 @@ class Load:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            kind = str(field.type).partition(" ")[0]
+            if value is None or kind not in ("int", "float"):
+                continue
+            if not isinstance(value, Real) or (kind == "int" and value != value // 1):
+                what = "whole number" if kind == "int" else "number"
+                raise InputError(f"{value!r} is no {what}", where=_flag(field.name), mend=f"give a {what}")
         if self.trace is None and self.rate is None and self.concurrency is None:
             raise InputError("no load", where="simulate", mend="give --rate, --concurrency or --trace")
         if self.trace is not None:

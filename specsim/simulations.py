@@ -21,7 +21,7 @@ from typing import Any
 from specsim import fanout
 from specsim.asked import AModel, scenario, with_model
 from specsim.errors import InputError
-from specsim.files import write_atomically
+from specsim.files import no_folder, write_atomically
 from specsim.pages import Shown
 from specsim.progress import listening, report
 from specsim.simulated import Load, Simulated
@@ -141,6 +141,8 @@ def _row(parts: Path | None, task: Task) -> dict[str, Any]:
 def _csv_file(out: Path) -> Path:
     if out.suffix.lower() != ".csv":
         raise InputError(f"{out} is no .csv", where="--out", mend="name the file results.csv")
+    if why := no_folder(out):
+        raise InputError(why, where="--out")
     return out
 
 

@@ -118,6 +118,20 @@ def test_what_cannot_be_served_is_left_out_with_its_reason():
         simulate(**SMALL, rate=[1e5, 2e5])
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"rate": "5"}, "--rate: '5' is no number"),
+        ({"rate": 5, "num_requests": 10.5}, "--num-requests: 10.5 is no whole number"),
+        ({"rate": 5, "seed": "1:3"}, "--seed: '1:3' is no whole number"),
+        ({"rate": 5, "out": "nowhere/x.csv"}, "--out: there is no folder 'nowhere'"),
+    ],
+)
+def test_wrong_values_in_python_are_told(options, says):
+    with pytest.raises(InputError, match=says):
+        simulate(**{**SMALL, **options})
+
+
 def test_a_failed_task_is_tried_again(monkeypatch):
     tries: list[int] = []
 
