@@ -185,7 +185,7 @@ class Simulated(Shown):
         }
 
 
-def simulate(model: AModel | None = None, /, **options: Any) -> Simulated:
+def simulate(model: AModel | None = None, /, *, times: int = 1, **options: Any) -> Simulated:
     """Simulate a server under load: the options of `specsim simulate`, with underscores.
 
         >>> found = simulate("Llama-3.1-8B", hardware="1x-h200", method="none", concurrency=4, num_requests=20)
@@ -193,7 +193,8 @@ def simulate(model: AModel | None = None, /, **options: Any) -> Simulated:
         20
 
     Load options (requests a second, tokens, targets in ms) are the fields of `Load`; all others are those of
-    `specsim.scenario`. Latencies are in ms, throughput is in tokens and requests a second. Raises InputError.
+    `specsim.scenario`. Latencies are in ms, throughput is in tokens and requests a second. times: such simulations that
+    are to run, which says whether a compiled kernel pays; it changes no number. Raises InputError.
     """
     options = with_model(model, options)
     names = {field.name for field in fields(Load)}
@@ -238,7 +239,7 @@ def simulate(model: AModel | None = None, /, **options: Any) -> Simulated:
         concurrency=load.concurrency,
         seed=load.seed,
         targets_ms={name: limit for name, limit in targets.items() if limit is not None},
-        compiled=False if steps < SMALL else None,
+        compiled=False if steps * times < SMALL else None,
         count=load.count if load.trace is None else 0,
     )
     return Simulated(s, load, server, run, ranges, (*s.warnings, *run.warnings, *_notes(requests, run, steps)))

@@ -107,7 +107,9 @@ def simulate(
     parts = None if out is None else fanout.parts_of(_csv_file(Path(out)), _mark(options, lists))
     rows: list[Mapping[str, Any]] = []
     sources: dict[str, Mapping[str, Any]] = {}  # of all of them, each once
-    for case, found in zip(cases, fanout.run(partial(_row, parts), tasks, jobs=jobs, cluster=cluster), strict=True):
+    for case, found in zip(
+        cases, fanout.run(partial(_row, parts, len(tasks)), tasks, jobs=jobs, cluster=cluster), strict=True
+    ):
         sources |= {repr(source): source for source in found.pop("sources", ())}
         rows.append({NAMES.get(name, name): _plain(value) for name, value in case.items()} | found)
         report(len(rows), len(tasks), "simulations")
@@ -120,7 +122,7 @@ def simulate(
     return Simulations(names, tuple(rows), tuple(sources.values()), None if out is None else Path(out))
 
 
-def _row(parts: Path | None, task: Task) -> dict[str, Any]:
+def _row(parts: Path | None, times: int, task: Task) -> dict[str, Any]:
     """The metrics and `sources` of one simulation, or the `error` why there are none. What is kept is not done again."""
     index, options = task
     kept = None if parts is None else parts.with_name(f"{parts.name}-{index}.json")
@@ -128,7 +130,7 @@ def _row(parts: Path | None, task: Task) -> dict[str, Any]:
         return dict(json.loads(kept.read_text()))
     try:
         with listening(None):  # its own progress says nothing of the whole
-            found = simulate_one(**options)
+            found = simulate_one(times=times, **options)
     except InputError as error:
         return {"error": str(error)}
     metrics = {k: v for k, v in found.run.metrics.json().items() if not isinstance(v, (dict, list))}

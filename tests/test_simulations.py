@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from specsim import fanout, simulations
+from specsim import fanout, simulated, simulations
 from specsim.commands.simulate import command
 from specsim.errors import InputError
 from specsim.simulated import simulate as simulate_one
@@ -116,6 +116,21 @@ def test_what_cannot_be_served_is_left_out_with_its_reason():
     assert "the limit is" in str(found)
     with pytest.raises(InputError, match="the limit is"):
         simulate(**SMALL, rate=[1e5, 2e5])
+
+
+def test_many_small_simulations_are_worth_a_compiled_kernel(monkeypatch):
+    """20 requests of 8 tokens are 160 steps: below 60,000 for a single one and for 100, above for 1,000 of them."""
+    asked = []
+
+    def ran(*_: object, compiled: bool | None, **__: object) -> object:
+        asked.append(compiled)
+        raise InputError("enough")
+
+    monkeypatch.setattr(simulated, "run_through", ran)
+    for times in (1, 100, 1000):
+        with pytest.raises(InputError, match="enough"):
+            simulate_one(**SMALL, rate=2.0, times=times)
+    assert asked == [False, False, None]
 
 
 @pytest.mark.parametrize(
