@@ -179,6 +179,8 @@ def test_the_command():
         (["--rate", "1,,2"], "an empty place"),
         (["--rate", "1,2", "--requests-out", "a.csv"], "is of one simulation"),
         (["--rate", "1,2", "--out", "a.txt"], "is no .csv"),
+        (["--rate", "1", "--requests-out", "a.png", "--plot", "./a.png"], "is written by --requests-out too"),
+        (["--requests-out", "a.csv", "--trace", "./a.csv"], "is the trace itself"),
         (["--rate", "1:9:0.0001"], "10,000 at most"),
         (["--rate", "1,2", "--cluster", "slurm"], "unknown cluster"),
         (["--rate", "1,2", "--jobs", "0"], "0 processes"),

@@ -137,7 +137,8 @@ def _as_option(command: click.Command, word: str) -> str:
 
 
 class OutFile(click.Path):
-    """A file to write: that its folder is not there, or that it is a folder, is told before any work is done."""
+    """A file to write: that its folder is not there, that it is a folder, or that another option writes it too, is told before
+    any work is done."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         from specsim.files import no_folder
@@ -147,6 +148,10 @@ class OutFile(click.Path):
             self.fail(why, param, ctx)
         if path.is_dir():
             self.fail(f"{str(path)!r} is a folder; name a file", param, ctx)
+        for other in ctx.command.params if ctx else ():
+            given = ctx.params.get(other.name or "") if ctx else None
+            if isinstance(other.type, OutFile) and given and Path(given).absolute() == path.absolute():
+                self.fail(f"{str(path)!r} is written by {other.opts[-1]} too; name another", param, ctx)
         return path
 
 

@@ -130,6 +130,9 @@ def command(as_json: bool, **options: Any) -> None:
     from specsim.simulations import Simulations, simulate
 
     rows_out, picture = options.pop("requests_out"), options.pop("plot")
+    for flag, path in (("--out", options["out"]), ("--requests-out", rows_out)):
+        if path and options["trace"] and path.absolute() == options["trace"].absolute():
+            raise InputError("is the trace itself", where=flag, mend="name another file")
     several = bool(options["out"]) or any(
         isinstance(value, tuple) and len(value) > 1 for name, value in options.items() if name not in (*SINGLE, "eager")
     )
