@@ -31,7 +31,7 @@ def over(document: Document) -> tuple[str, bool]:
         values = {row.get(name, 0) if type(row.get(name)) in (int, float) else str(row.get(name)) for row in rows}
         return not any(isinstance(value, str) for value in values), len(values)
 
-    names = [name for name in document["varied"] if name != "seed"] or list(document["varied"]) or ["seed"]
+    names = [name for name in document["varied"] if name != "seed"] or list(document["varied"]) or ["simulation"]
     name = max(names, key=telling)
     return name, telling(name)[0]
 
@@ -50,9 +50,12 @@ def metric_rows(document: Document, key: str) -> list[Row]:
         for name, what in metrics:
             if row.get(name) is not None:
                 label = ", ".join(filter(None, (what, series)))
-                rows.append({"x": row.get(x, 0), "series": label, "value": row[name], "seed": row.get("seed")})
+                rows.append({"x": row.get(x, 1), "series": label, "value": row[name], "seed": row.get("seed")})
+    values: dict[tuple[str, str], list[float]] = {}
     for row in rows:
-        alike = [r["value"] for r in rows if (r["x"], r["series"]) == (row["x"], row["series"])]
+        values.setdefault((str(row["x"]), row["series"]), []).append(row["value"])
+    for row in rows:
+        alike = values[str(row["x"]), row["series"]]
         row["mean"] = float(f"{sum(alike) / len(alike):.6g}")
     return sorted(rows, key=lambda r: r["x"]) if over(document)[1] else rows
 

@@ -212,6 +212,14 @@ def test_every_chart_is_drawn_at_the_width_of_a_phone(new_page):
             assert "undefined" not in text, (name, made.key)
 
 
+def test_one_simulation_has_no_seed_that_it_was_not_given() -> None:
+    """Nothing varied: the one point is called simulation 1, whatever its seed."""
+    made = document("simulations")
+    alone = {**made, "varied": [], "rows": [{k: v for k, v in made["rows"][0].items() if k not in made["varied"]}]}
+    assert over(alone) == ("simulation", False)
+    assert {(row["x"], row["seed"]) for row in metric_rows(alone, "ttft")} == {(1, None)}
+
+
 def test_several_simulations_are_drawn_over_what_has_the_most_values() -> None:
     """Rates 2, 500 and 4, two seeds, two methods: over the rate in its order, a series a method and percentile, no point of the
     load that cannot be served, lines through the means over the seeds; sources of both methods, each once."""
