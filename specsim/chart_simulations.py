@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from specsim.chart_style import Chart, Spec, axis, by_legend, colours, spec_of, table_of, tips
+from specsim.quantities import six
 
 Document = Mapping[str, Any]
 Row = dict[str, Any]
@@ -37,10 +38,10 @@ def over(document: Document) -> tuple[str, bool]:
 
 
 def metric_rows(document: Document, key: str) -> list[Row]:
-    """A row a simulation and metric: `x`; `series`, the other options that varied; `what`; `value`; and the mean over seeds,
-    `mean`, which the lines go through."""
+    """A row a simulation and metric: `x`; `series`, the metric and the other options that varied; `value`; `seed`; and `mean`
+    over the seeds, which the lines go through."""
     metrics = next(found for name, _, _, found in METRICS if name == key)
-    x, _ = over(document)
+    x, number = over(document)
     others = [name for name in document["varied"] if name not in (x, "seed")]
     rows: list[Row] = []
     for row in document["rows"]:
@@ -56,8 +57,8 @@ def metric_rows(document: Document, key: str) -> list[Row]:
         values.setdefault((str(row["x"]), row["series"]), []).append(row["value"])
     for row in rows:
         alike = values[str(row["x"]), row["series"]]
-        row["mean"] = float(f"{sum(alike) / len(alike):.6g}")
-    return sorted(rows, key=lambda r: r["x"]) if over(document)[1] else rows
+        row["mean"] = six(sum(alike) / len(alike))
+    return sorted(rows, key=lambda r: r["x"]) if number else rows
 
 
 def metric_chart(document: Document, key: str) -> Chart | None:

@@ -25,7 +25,7 @@ from specsim.prediction import machine_of
 from specsim.probes import Observation, Probe
 from specsim.profiles import list_profiles, load_profile
 from specsim.provenance import sources_of
-from specsim.quantities import Quantity
+from specsim.quantities import Quantity, six
 from specsim.remedies import Remedy, remedies
 from specsim.scenarios import Scenario, build
 
@@ -107,14 +107,14 @@ class Diagnosis(Shown):
             ],
             "separable": self.separable,
             "hypotheses": [
-                {"id": h.fault.id, "weight": _six(h.weight), "prior": _six(h.prior), "name": h.fault.name, "meaning": h.fault.meaning,
+                {"id": h.fault.id, "weight": six(h.weight), "prior": six(h.prior), "name": h.fault.name, "meaning": h.fault.meaning,
                  "predicts": {"decode_ms": _q(h.decode_ms), "verify_ms": _q(h.verify_ms)}}
                 for h in self.hypotheses
             ],
             "experiments": [_experiment(a) for a in self.experiments],
             "uninformative": [{"id": u.id, "why": u.why} for u in self.uninformative],
             "remedies": [
-                {"id": r.id, "what": r.what, "command": r.command, "helps": list(r.helps), "chance": _six(r.chance),
+                {"id": r.id, "what": r.what, "command": r.command, "helps": list(r.helps), "chance": six(r.chance),
                  "gain": _q(r.gain), "gain_if_right": _q(r.gain_if_right), "cycle_ms": _q(r.cycle_ms),
                  "accept_length_needed": _q(r.accept_length_needed), "reachable": r.reachable}
                 for r in self.remedies
@@ -129,7 +129,7 @@ class Diagnosis(Shown):
 def _experiment(a: Appraisal) -> dict[str, Any]:
     e = a.experiment
     return {
-        "id": e.id, "what": e.what, "bits": _six(a.bits), "minutes": e.minutes, "command": e.command, "tell": e.tell,
+        "id": e.id, "what": e.what, "bits": six(a.bits), "minutes": e.minutes, "command": e.command, "tell": e.tell,
         "predictions": {k: _q(v) for k, v in a.predictions[0].items()},
         "measures": [
             {"what": label(p), "unit": p.unit or "probability", "predictions": {k: _q(v) for k, v in q.items()}}
@@ -149,10 +149,6 @@ def _sentences(page: Page) -> Iterator[str]:
 
 def _q(x: Quantity | None) -> dict[str, float] | None:
     return None if x is None else x.json()
-
-
-def _six(x: float) -> float:
-    return float(f"{x:.6g}")
 
 
 def _batch(s: Scenario) -> int:

@@ -26,6 +26,7 @@ from specsim.pages import Shown
 from specsim.prediction import machine_of
 from specsim.profiles import EngineTerms, Profile, Source
 from specsim.progress import track
+from specsim.quantities import six
 from specsim.records import Correction, Point, Record
 from specsim.replay import added_ms, scenario_of
 from specsim.scenarios import Scenario
@@ -272,14 +273,13 @@ def priors(engine: Engine, records: Iterable[str] = ()) -> dict[str, tuple[float
     Where the description's own terms were fitted to one of the records, they are those from before any fit, so that no
     record counts twice.
     """
-    again = not set(records).isdisjoint(engine.fitted_to)
-    terms = {n: t.before if again and t.before else t for n, t in engine.terms.items()}
+    terms = engine.terms if set(records).isdisjoint(engine.fitted_to) else engine.unfitted
     return {n: (t.value, abs(t.value) * t.relative_uncertainty or SIGNED_SPREAD) for n, t in terms.items()}
 
 
 def unfitted(engine: Engine, profile: Profile) -> Profile:
     """The profile with the engine's terms as they were before any whole run was fitted."""
-    terms = {n: t.before or t for n, t in engine.terms.items()}
+    terms = engine.unfitted
     values: dict[str, Any] = {n: t.value for n, t in terms.items()}
     group = EngineTerms(
         **values,
@@ -533,13 +533,13 @@ def document(fitted: Fit, held: Sequence[HeldOut], skipped: Sequence[str]) -> di
         "terms": [
             {
                 "name": t.name,
-                **{k: _six(getattr(t, k)) for k in ("prior", "prior_error", "value", "error", "share")},
-                "correlations": {n: _six(r) for n, r in zip(names, row, strict=True) if n != t.name},
+                **{k: six(getattr(t, k)) for k in ("prior", "prior_error", "value", "error", "share")},
+                "correlations": {n: six(r) for n, r in zip(names, row, strict=True) if n != t.name},
             }
             for t, row in zip(fitted.terms, fitted.correlations, strict=True)
         ],
         "left_at_prior": dict(fitted.left),
-        "noise": _six(fitted.noise),
+        "noise": six(fitted.noise),
         "records": list(fitted.records),
         "points": fitted.points,
         "before": _rounded(fitted.before),
@@ -552,9 +552,5 @@ def document(fitted: Fit, held: Sequence[HeldOut], skipped: Sequence[str]) -> di
     }
 
 
-def _six(x: float) -> float:
-    return float(f"{x:.6g}")
-
-
 def _rounded(phases: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
-    return {phase: {k: _six(v) for k, v in figures.items()} for phase, figures in phases.items()}
+    return {phase: {k: six(v) for k, v in figures.items()} for phase, figures in phases.items()}

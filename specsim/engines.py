@@ -63,6 +63,11 @@ class Engine:
     fitted_to: tuple[str, ...]
     policy: Mapping[str, Any] = field(repr=False)  # the description's other entries, already of this release
 
+    @property
+    def unfitted(self) -> dict[str, Term]:
+        """The terms as they were known before any whole run was fitted."""
+        return {name: term.before or term for name, term in self.terms.items()}
+
     def __hash__(self) -> int:
         return hash((self.name, self.version))
 

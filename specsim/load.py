@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from specsim.live import FIRST_ID, LAST_ID, ChangedError, Client, Counters, Served, ServerError, check_same, counters
 from specsim.measure import ACCEPTED, DRAFTS, RETRACTED, TIMER, growth
 from specsim.metrics import latency_of
+from specsim.quantities import six
 from specsim.records import LoadRun, Quantity, Record
 from specsim.streams import Stream, send
 from specsim.workload import PS, Lengths, synthetic
@@ -275,7 +276,7 @@ def results(run: LoadRun, gaps_ms: NDArray[np.float64], gap_tokens: NDArray[np.i
         out |= found.json(name) if found else {}
     cycles = run.requests.get("cycles")
     out["accept_length"] = (run.output_tokens - 1) * n / sum(cycles) if cycles else None
-    return {k: float(f"{v:.6g}") if isinstance(v, float) else v for k, v in out.items() if v is not None}
+    return {k: six(v) if isinstance(v, float) else v for k, v in out.items() if v is not None}
 
 
 def _count(run: LoadRun, before: Counters | None, after: Counters | None) -> None:
@@ -291,7 +292,7 @@ def _count(run: LoadRun, before: Counters | None, after: Counters | None) -> Non
         places = sorted(map(int, after.categories(ACCEPTED, "position")))
         reached = [drafts, *(growth(before, after, ACCEPTED, position=str(i)) or 0.0 for i in places), 0.0]
         run.accept_histogram = [round(a - b) for a, b in itertools.pairwise(reached)]
-        run.results["accept_length"] = float(f"{sum(reached) / drafts:.6g}")
+        run.results["accept_length"] = six(sum(reached) / drafts)
 
 
 def _judge(run: LoadRun, lag_s: NDArray[np.float64], gaps_ms: NDArray[np.float64]) -> None:

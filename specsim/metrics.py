@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from specsim.quantities import six
 from specsim.simulation_reference import BINS, BUCKETS, COUNTERS, FINE
 
 Ints = NDArray[np.int64]
@@ -56,7 +57,7 @@ class Latency:
     def json(self, name: str) -> dict[str, float]:
         """bench_serving's fields: mean_NAME_ms, ..."""
         return {
-            f"{what}_{name}_ms": _six(getattr(self, what)) for what in ("mean", "median", "std", "p90", "p95", "p99")
+            f"{what}_{name}_ms": six(getattr(self, what)) for what in ("mean", "median", "std", "p90", "p95", "p99")
         }
 
 
@@ -233,13 +234,13 @@ class Metrics:
         c = self.counters
         out: dict[str, Any] = {
             "completed": self.completed,
-            "duration": _six(self.duration_s),
+            "duration": six(self.duration_s),
             "total_input_tokens": c["input_tokens"],
             "total_output_tokens": c["output_tokens"],
-            "request_throughput": _six(self.request_throughput),
-            "input_throughput": _six(self._rate(c["input_tokens"])),
-            "output_throughput": _six(self.output_throughput),
-            "total_throughput": _six(self._rate(c["input_tokens"] + c["output_tokens"])),
+            "request_throughput": six(self.request_throughput),
+            "input_throughput": six(self._rate(c["input_tokens"])),
+            "output_throughput": six(self.output_throughput),
+            "total_throughput": six(self._rate(c["input_tokens"] + c["output_tokens"])),
         }
         for name in ("e2e_latency", "ttft", "tpot"):
             out |= _latency_json(self.latencies[name], name)
@@ -247,21 +248,21 @@ class Metrics:
         out |= _latency_json(self.latencies["queue_time"], "queue_time")
         e2e = self.latencies["e2e_latency"]
         return out | {
-            "concurrency": _six(e2e.mean / 1e3 * self.request_throughput) if e2e else 0.0,
-            "accept_length": None if self.accept_length is None else _six(self.accept_length),
+            "concurrency": six(e2e.mean / 1e3 * self.request_throughput) if e2e else 0.0,
+            "accept_length": None if self.accept_length is None else six(self.accept_length),
             "max_output_tokens_per_s": c["peak_second_tokens"],
             "max_concurrent_requests": c["peak_flight"],
-            "request_goodput": _six(self.goodput) if self.targets_ms else None,
+            "request_goodput": six(self.goodput) if self.targets_ms else None,
             "targets_ms": dict(self.targets_ms),
             "rejected": self.rejected,
-            "utilisation": _six(self.utilisation),
-            "prefill_share": _six(self.prefill_share),
-            "mean_decode_batch": _six(self.mean_batch),
-            "mean_running": _six(self._mean(c["running_area"])),
-            "mean_waiting": _six(self._mean(c["waiting_area"])),
+            "utilisation": six(self.utilisation),
+            "prefill_share": six(self.prefill_share),
+            "mean_decode_batch": six(self.mean_batch),
+            "mean_running": six(self._mean(c["running_area"])),
+            "mean_waiting": six(self._mean(c["waiting_area"])),
             "peak_running": c["peak_running"],
             "peak_waiting": c["peak_waiting"],
-            "peak_kv_share": _six(c["peak_kv"] / self.kv_tokens),
+            "peak_kv_share": six(c["peak_kv"] / self.kv_tokens),
             "decode_steps": c["decode_steps"],
             "prefill_steps": c["prefill_steps"],
             "mixed_steps": c["mixed_steps"],
@@ -270,7 +271,7 @@ class Metrics:
             "retractions": c["retractions"],
             "recomputed_tokens": c["recomputed_tokens"],
             "timeline": {
-                "span_s": _six(self.timeline.span_s),
+                "span_s": six(self.timeline.span_s),
                 "running": _list(self.timeline.running),
                 "waiting": _list(self.timeline.waiting),
                 "busy": _list(self.timeline.busy),
@@ -320,10 +321,6 @@ def _timeline(areas: Ints, bucket_ns: int, end_ns: int) -> Timeline:
 
 def _latency_json(latency: Latency | None, name: str) -> dict[str, float]:
     return {} if latency is None else latency.json(name)
-
-
-def _six(x: float) -> float:
-    return float(f"{x:.6g}")
 
 
 def _list(values: Array) -> list[float]:

@@ -20,6 +20,7 @@ from specsim.plans import plan as plan_scenarios
 from specsim.policy import policy_json
 from specsim.prediction import machine_of
 from specsim.provenance import sources_of_all
+from specsim.quantities import six
 from specsim.scenarios import Scenario
 from specsim.simulation import simulate
 from specsim.simulation_costs import server_of
@@ -217,7 +218,7 @@ def room(c: Choice, rate: float) -> str:
 
 
 def _six(x: float | None) -> float | None:
-    return None if x is None else float(f"{x:.6g}")
+    return None if x is None else six(x)
 
 
 def _speculating(found: Plan) -> Scenario:

@@ -23,7 +23,7 @@ from specsim.machine import Machine
 from specsim.policy import Policy, policies
 from specsim.prediction import SAMPLES, machine_of
 from specsim.progress import track
-from specsim.quantities import Quantity
+from specsim.quantities import Quantity, six
 from specsim.scenarios import Scenario
 from specsim.simulation_costs import Ranges, lanes, longest, rows_of, step_seconds
 from specsim.steady import Requests, Server
@@ -109,27 +109,23 @@ class Choice:
             "meets_targets": met,
             "replicas": self.replicas if met else None,
             "gpus": self.gpus if met else None,
-            "rate_per_replica": _six(self.rate_each),
-            "capacity_per_replica": _six(self.capacity),
-            "headroom": _six(self.headroom(rate)) if met else None,
+            "rate_per_replica": six(self.rate_each),
+            "capacity_per_replica": six(self.capacity),
+            "headroom": six(self.headroom(rate)) if met else None,
             "tpot_ms": None if p is None else _ms(p.tpot_s),
             "ttft_ms": None if p is None else _ms(p.ttft_s),
-            "running": _six(float(p.running[0])) if p is not None else None,
+            "running": six(float(p.running[0])) if p is not None else None,
             "most_running": None if self.server is None else self.server.most_running,
-            "miss": _six(self.miss) if math.isfinite(self.miss) else None,
+            "miss": six(self.miss) if math.isfinite(self.miss) else None,
             "cost_per_million_output_tokens": None
             if price is None or not met
-            else _six(self.cost_per_million(rate, requests.output_tokens, price)),
+            else six(self.cost_per_million(rate, requests.output_tokens, price)),
             "problem": self.problem or None,
         }
 
 
-def _six(x: float) -> float:
-    return float(f"{x:.6g}")
-
-
 def _ms(seconds: Array) -> float | None:
-    return None if not np.isfinite(seconds[0]) else _six(float(seconds[0]) * 1e3)
+    return None if not np.isfinite(seconds[0]) else six(float(seconds[0]) * 1e3)
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from specsim.prediction import Prediction, machine_of, predict
 from specsim.profiles import Profile
 from specsim.progress import track
 from specsim.provenance import Source, sources_of_all
+from specsim.quantities import six
 from specsim.records import Correction, LoadRun, Point, Record
 from specsim.routing import parse as parse_routing
 from specsim.scenarios import Scenario, of_record
@@ -90,7 +91,7 @@ class Result(Shown):
         points = [
             {
                 **{k: getattr(p, k) for k in ("record", "phase", "batch", "context")},
-                **{k: float(f"{getattr(p, k):.6g}") for k in ("observed", "predicted", "low", "high", "error")},
+                **{k: six(getattr(p, k)) for k in ("observed", "predicted", "low", "high", "error")},
                 "covered": p.covered,
             }
             for p in self.pairs

@@ -14,7 +14,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +23,11 @@ from specsim.errors import InputError
 from specsim.files import no_folder, write_atomically
 from specsim.pages import Shown
 from specsim.progress import listening, report
+from specsim.provenance import sources_of
 from specsim.simulated import Load, Simulated
 from specsim.simulated import simulate as simulate_one
 from specsim.sweep_run import contents
-from specsim.swept import several
+from specsim.swept import products, several
 
 SCHEMA = "specsim.simulations/1"
 MOST = 10_000  # simulations at once
@@ -102,7 +102,7 @@ def simulate(
     count = math.prod(len(lists[name]) for name in varied)
     if count > MOST:
         raise InputError(f"{count:,} simulations", where="simulate", mend=f"{MOST:,} at most: make several runs of it")
-    cases = [dict(zip(varied, values, strict=True)) for values in product(*(lists[name] for name in varied))]
+    cases = [dict(case) for case in products(varied, lists)]
     tasks: list[Task] = [(i, {**single, **case}) for i, case in enumerate(cases)]
     parts = None if out is None else fanout.parts_of(_csv_file(Path(out)), _mark(options, lists))
     rows: list[Mapping[str, Any]] = []
@@ -134,7 +134,7 @@ def _row(parts: Path | None, times: int, task: Task) -> dict[str, Any]:
     except InputError as error:
         return {"error": str(error)}
     metrics = {k: v for k, v in found.run.metrics.json().items() if not isinstance(v, (dict, list))}
-    row = {"error": None, **metrics, "sources": found.json()["sources"]}
+    row = {"error": None, **metrics, "sources": sources_of(found.scenario, prefills=True)}
     if kept is not None:
         write_atomically(kept, json.dumps(row))
     return row
@@ -148,15 +148,15 @@ def _csv_file(out: Path) -> Path:
     return out
 
 
-def _mark(options: Mapping[str, Any], lists: Mapping[str, Sequence[Any]]) -> str:
+def _mark(options: Mapping[str, Any], lists: Mapping[str, tuple[Any, ...]]) -> str:
     """What the rows depend on: each scenario down to its numbers, the load, and its files."""
     of_load = {field.name for field in fields(Load)}
     outer = [name for name in lists if name not in of_load]
     once = {name: value for name, value in options.items() if name not in lists and name not in of_load}
     said = [repr(sorted((name, lists.get(name, options[name])) for name in options if name in of_load))]
-    for values in product(*(lists[name] for name in outer)):
+    for case in products(outer, lists):
         try:
-            said.append(contents(scenario(**once, **dict(zip(outer, values, strict=True)))))
+            said.append(contents(scenario(**once, **dict(case))))
         except InputError as error:
             said.append(str(error))
     for path in (Path(options[name]) for name in ("trace", "policy") if options.get(name)):

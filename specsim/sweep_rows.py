@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.errors import InputError, WorkError
+from specsim.quantities import six
 from specsim.sweeps import Block, Spec, Task, blocks
 
 TEXT = ("model", "draft", "hardware", "engine", "method")
@@ -92,7 +93,7 @@ def records(spec: Spec, task: Task) -> Iterator[dict[str, Any]]:
 
 def _rounded(value: Any) -> Any:
     if isinstance(value, float):
-        return None if np.isnan(value) else float(f"{value:.6g}")
+        return None if np.isnan(value) else six(value)
     return None if value == "" else value
 
 

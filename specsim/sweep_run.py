@@ -19,6 +19,7 @@ from specsim.errors import InputError, WorkError
 from specsim.files import write_atomically
 from specsim.pages import Shown
 from specsim.provenance import sources_of_all
+from specsim.quantities import six
 from specsim.scenarios import Scenario
 from specsim.sweep_rows import check_target, join_parts, records, write_part
 from specsim.sweeps import MOST_CASES, Case, Digest, Spec, Task, built, digest, front, shown, tasks_of
@@ -62,8 +63,8 @@ class Result(Shown):
         case = self.cases[int(index)]
         chosen = None if setting < 0 else case.settings[int(setting)]
         return {
-            "tpot_ms": float(f"{tpot_ms:.6g}"),
-            "tokens_per_s_per_gpu": float(f"{rate:.6g}"),
+            "tpot_ms": six(tpot_ms),
+            "tokens_per_s_per_gpu": six(rate),
             "batch": int(batch),
             "setting": chosen.label if chosen else "off",
             "draft_tokens": chosen.draft_tokens if chosen else 1,

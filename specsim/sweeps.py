@@ -27,6 +27,7 @@ from specsim.errors import InputError
 from specsim.machine import Machine
 from specsim.memory import RESERVE, rank_kv, rank_state, rank_weights
 from specsim.prediction import machine_of
+from specsim.quantities import six
 from specsim.scenarios import Scenario
 
 Array = NDArray[np.float64]
@@ -483,7 +484,7 @@ def _digest_of(b: Block, spec: Spec, index: int, keep: Mapping[str, NDArray[np.i
             if place[i, j] > len(case.settings)
             else (*case.settings, OFF)[place[i, j]].draft_tokens,
             "setting": labels[place[i, j]],
-            "speedup": None if np.isneginf(best[i, j]) else _six(float(best[i, j])),
+            "speedup": None if np.isneginf(best[i, j]) else six(float(best[i, j])),
         }
         for i in cells.tolist()
         for j in kept.tolist()
@@ -503,8 +504,8 @@ def _breakeven(b: Block, index: int, cells: NDArray[np.int64]) -> list[dict[str,
             "context": int(few.context[i]),
             "setting": setting.label,
             "draft_tokens": setting.draft_tokens,
-            "accept_length": _six(float(few.needed[i, j])),
-            "accept_rate": None if np.isnan(few.breakeven_rate[i, j]) else _six(float(few.breakeven_rate[i, j])),
+            "accept_length": six(float(few.needed[i, j])),
+            "accept_rate": None if np.isnan(few.breakeven_rate[i, j]) else six(float(few.breakeven_rate[i, j])),
         }
         for i in range(len(cells))
         for j, setting in enumerate(b.case.settings)
@@ -541,10 +542,6 @@ def _fronts(
 
 def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
-
-
-def _six(x: float) -> float:
-    return float(f"{x:.6g}")
 
 
 # --- any configurations, not a grid ---------------------------------------------------------------------------------

@@ -69,8 +69,8 @@ def spec_of(options: Mapping[str, Any]) -> Spec:
         raise InputError("has values outside [0, 1]", where="--accept-rate", mend="give fractions")
     return Spec(
         make=scenario_of,
-        cases=tuple((*single.items(), *case) for case in _products(outer, lists)),
-        draftings=tuple(_products(drafting, lists)),
+        cases=tuple((*single.items(), *case) for case in products(outer, lists)),
+        draftings=tuple(products(drafting, lists)),
         batch=lists.get("batch", (1,)),
         context=lists.get("context", (2048,)),
         draft_tokens=lists.get("draft_tokens", ()),
@@ -79,7 +79,8 @@ def spec_of(options: Mapping[str, Any]) -> Spec:
     )
 
 
-def _products(names: list[str], lists: Mapping[str, tuple[Any, ...]]) -> Iterable[tuple[tuple[str, Any], ...]]:
+def products(names: Sequence[str], lists: Mapping[str, tuple[Any, ...]]) -> Iterable[tuple[tuple[str, Any], ...]]:
+    """Every combination of the values of some options, as (name, value) pairs."""
     for values in product(*(lists[name] for name in names)):
         yield tuple(zip(names, values, strict=True))
 
