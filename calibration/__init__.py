@@ -4,6 +4,7 @@ Each module that measures something supplies the same few names:
 
     NAME      what `--only` calls it
     WHAT      what is measured, AGAINST what it is compared or checked, UNITS of its samples
+    CLASSES   operators of its cases, which `--skip` can leave out
     RANKS     "one" (GPU 0 alone), "all" (every rank at once) or "groups" (subgroups of 2 up to all ranks)
     cases(context) -> list[Case]           sizes to measure
     run(context, case) -> Measurement      samples in seconds

@@ -46,6 +46,7 @@ VARIANTS: dict[str, dict[str, str]] = {
     "nccl-no-p2p": {"NCCL_P2P_DISABLE": "1"},
     **ENGINES,
 }
+CLASSES = tuple(VARIANTS)
 
 
 def cases(context: Context) -> list[Case]:

@@ -21,6 +21,7 @@ WHAT = "decode attention, GQA and MLA, 1 and 3 to 4 query rows a sequence"
 AGAINST = "cache bytes, read once a sequence; flops"
 UNITS = "seconds a call"
 RANKS = "one"
+CLASSES = ("attention_gqa", "attention_mla")
 
 Points = tuple[tuple[int, int], ...]  # batch, context
 POINTS = ((1, 1024), (1, 8192), (1, 32768), (4, 4096), (8, 2048), (32, 1024), (32, 4096))

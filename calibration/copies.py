@@ -16,6 +16,7 @@ WHAT = "copies from host to GPU, back, and to the other GPUs"
 AGAINST = "bytes copied"
 UNITS = "seconds a copy"
 RANKS = "one"
+CLASSES = ("h2d", "d2h", "p2p")
 
 
 def cases(context: Context) -> list[Case]:

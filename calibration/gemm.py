@@ -19,6 +19,7 @@ WHAT = "dense projections, bf16 and fp8, in a graph with cold weights"
 AGAINST = "weight, input and output bytes; flops"
 UNITS = "seconds a call"
 RANKS = "one"
+CLASSES = ("gemm_bf16", "gemm_fp8")
 
 # outputs x inputs; 5 to 600 MB in bf16
 SHAPES = (

@@ -25,6 +25,7 @@ from specsim.calibration.context import dumps
 
 from specsim.errors import WorkError
 from specsim.files import write_atomically
+from specsim.records import sample_trouble
 
 GRACE_S = 3.0  # between asking a process to end and killing it, and between a rank's error and the others' end
 MOST_ATTEMPTS = 12
@@ -115,12 +116,17 @@ def finished(folder: Path) -> set[str]:
 
 
 def results(folder: Path) -> list[dict[str, Any]]:
-    """All results, in order of their keys. A file that is not whole is left out: its case is measured again."""
-    found = []
-    for path in sorted((folder / "done").glob("*.json")):
-        with contextlib.suppress(OSError, ValueError):
-            found.append(json.loads(path.read_text()))
-    return found
+    """All results, in order of their keys. A file that is not whole is left out."""
+    found = (result_of(path) for path in sorted((folder / "done").glob("*.json")))
+    return [result for result in found if result is not None]
+
+
+def result_of(path: Path) -> dict[str, Any] | None:
+    """The result in a file of `done`; None where it is not whole, as after a machine's crash."""
+    with contextlib.suppress(OSError, ValueError):
+        result: dict[str, Any] = json.loads(path.read_text())
+        return None if sample_trouble(result) else result
+    return None
 
 
 def _write_stage(path: Path, stage: Stage, setting: Setting, given_up: list[tuple[str, str, int]]) -> None:
@@ -201,14 +207,20 @@ def _workers(
 
 def kill(processes: list[subprocess.Popen[bytes]]) -> None:
     """End the processes and all that they started: first by asking, then by force. Safe to call twice."""
-    for sign in (signal.SIGTERM, signal.SIGKILL):
-        for process in processes:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, sign)  # the session's leader: its group outlives it
-        end = time.monotonic() + GRACE_S
-        for process in processes:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=max(0.05, end - time.monotonic()))
+    try:
+        _end(processes, signal.SIGTERM)
+    finally:  # also when a second Ctrl-C cuts the grace short
+        _end(processes, signal.SIGKILL)
+
+
+def _end(processes: list[subprocess.Popen[bytes]], sign: signal.Signals) -> None:
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, sign)  # the session's leader: its group outlives it
+    end = time.monotonic() + GRACE_S
+    for process in processes:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=max(0.05, end - time.monotonic()))
 
 
 def free_port() -> int:
@@ -303,10 +315,9 @@ def _record_failure(folder: Path, stage: Stage, key: str, text: str) -> None:
     path = folder / "done" / f"{key}.json"
     measure, operator = key.split(".")[:2]
     document: dict[str, Any] = {"key": key, "stage": stage.name, "measure": measure, "operator": operator}
-    with contextlib.suppress(OSError, ValueError):
-        document |= json.loads(path.read_text())
-        if document.get("status") == "done":
-            return
+    document |= result_of(path) or {}
+    if document.get("status") == "done":
+        return
     write_atomically(
         path, dumps({**document, "status": "failed", "error": text, "at": document.get("at", time.time())})
     )

@@ -19,6 +19,7 @@ WHAT = "eager launches and collectives, graph launches, graph nodes"
 AGAINST = "a kernel that does nothing"
 UNITS = "seconds a launch or node"
 RANKS = "one"
+CLASSES = ("eager_kernel", "eager_collective", "graph_launch", "graph_host", "graph_node")
 
 
 def cases(context: Context) -> list[Case]:

@@ -36,6 +36,7 @@ SHAPES = (
 )
 CPU_SHAPES = ({"hidden": 64, "intermediate": 32, "experts": 16, "top_k": 2},)
 BYTES = {"bf16": 2.0, "fp8": 1.0, "fp8_deepgemm": 1.0, "int4": 0.5 + 2.0 / 32}
+CLASSES = tuple(f"moe_{kind}" for kind in BYTES)
 LIMITS = {"bf16": 0.02, "fp8": 0.25, "int4": 0.05}  # relative error: fp8 rounds activations, Marlin adds slices in bf16
 CALLS = 24  # draws in one chain
 

@@ -15,6 +15,7 @@ WHAT = "memory bandwidth and bf16 arithmetic of every GPU"
 AGAINST = "bytes read plus written; flops"
 UNITS = "seconds a call"
 RANKS = "all"
+CLASSES = ("copy", "matmul")
 
 
 def cases(context: Context) -> list[Case]:

@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from specsim.calibration import MEASUREMENTS, health
 from specsim.calibration.allreduce import VARIANTS
 from specsim.calibration.context import dumps
 from specsim.calibration.engine_allreduce import ENGINES, importable
-from specsim.calibration.launch import Setting, Stage, finished, results, run_stage
+from specsim.calibration.launch import Setting, Stage, finished, result_of, results, run_stage
 
 from specsim.errors import InputError, WorkError, did_you_mean
 from specsim.files import read_json, write_atomically
@@ -95,7 +95,14 @@ def stages(plan: Plan) -> list[Stage]:
     for name in wanted:
         if name not in MEASUREMENTS:
             raise InputError(f"no measurement {name!r}", where="--only", mend=did_you_mean(name, MEASUREMENTS))
-    modules = {name: importlib.import_module(f"specsim.calibration.{name}") for name in MEASUREMENTS if name in wanted}
+    every = {name: importlib.import_module(f"specsim.calibration.{name}") for name in MEASUREMENTS}
+    classes = tuple(operator for module in every.values() for operator in module.CLASSES)
+    for name in plan.without:
+        if name not in classes:
+            raise InputError(f"no operator class {name!r}", where="--skip", mend=did_you_mean(name, classes))
+    if plan.kinds and "allreduce" not in wanted:
+        raise InputError("is about allreduce", where="--kinds", mend="add it to --only, or leave --kinds out")
+    modules = {name: module for name, module in every.items() if name in wanted}
     shared = plan.ranks > 1
     alone = tuple(n for n, m in modules.items() if m.RANKS == "one" or (m.RANKS == "all" and not shared))
     together = tuple(n for n, m in modules.items() if shared and m.RANKS in ("all", "groups"))
@@ -133,8 +140,33 @@ def _implementations(plan: Plan) -> list[str]:
     return engines[:1] if plan.quick else engines + forced
 
 
+@contextlib.contextmanager
+def held(plan: Plan) -> Iterator[None]:
+    """The work folder for this run alone: two on the same GPUs would measure each other, and mix their files. Raises
+    WorkError when another run has it, or it cannot be written."""
+    if plan.node > 0:  # the first node's run has it
+        yield
+        return
+    import fcntl
+
+    try:
+        plan.folder.mkdir(parents=True, exist_ok=True)
+        lock = (plan.folder / "lock").open("w")
+    except OSError as error:
+        raise WorkError(f"{plan.folder}: cannot be written: {error.strerror or error}") from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise WorkError(f"{plan.folder}: another calibration runs there; wait, or give another --out") from None
+        except OSError:
+            pass  # a file system without locks
+        yield
+
+
 def prepare(plan: Plan, *, resume: bool) -> None:
-    """Make or check the work folder. On resume, failed cases that this run measures are forgotten: they are tried again."""
+    """Make or check the work folder. On resume, failed cases that this run measures and results that are not whole are
+    forgotten: they are measured again."""
     if plan.node > 0:
         return  # the first node leads
     again = {(stage.name, measure) for stage in stages(plan) for measure in stage.measures}
@@ -158,10 +190,15 @@ def prepare(plan: Plan, *, resume: bool) -> None:
     write_atomically(path, dumps(document))
     if not known:
         (plan.folder / TROUBLES).unlink(missing_ok=True)
-    for result in results(plan.folder):
-        tried = (result.get("stage"), result["measure"]) in again and result["operator"] not in plan.without
-        if result["status"] != "done" and tried:
-            (plan.folder / "done" / f"{result['key']}.json").unlink(missing_ok=True)
+    for place in sorted((plan.folder / "done").glob("*.json")):
+        result = result_of(place)
+        if result is None or (result["status"] != "done" and _tried(result, again, plan)):
+            place.unlink(missing_ok=True)
+
+
+def _tried(result: dict[str, Any], again: set[tuple[str, str]], plan: Plan) -> bool:
+    """Whether the run measures the case of a result."""
+    return (result.get("stage"), result["measure"]) in again and result["operator"] not in plan.without
 
 
 def run(plan: Plan, report: Callable[[Progress], None], trouble: Callable[[str], None]) -> Outcome:
@@ -215,8 +252,6 @@ def run(plan: Plan, report: Callable[[Progress], None], trouble: Callable[[str],
     for finding in health.under_load(clock.seen):
         troubles.append(finding.line)
         trouble(finding.line)
-    for name in sorted(set(plan.without) - _left_out(plan.folder, todo)):
-        trouble(f"--skip {name}: no such class was to be measured")
     _keep_troubles(plan, troubles)
     troubles += [ended] if ended else []
     surroundings = environment(plan, todo, box, clock.samples)
@@ -234,15 +269,6 @@ def _keep_troubles(plan: Plan, troubles: list[str]) -> None:
     troubles[:] = dict.fromkeys(troubles)
     if plan.node == 0 and troubles:
         write_atomically(plan.folder / TROUBLES, dumps(troubles))
-
-
-def _left_out(folder: Path, todo: list[Stage]) -> set[str]:
-    """Operator classes that the workers left out."""
-    found: set[str] = set()
-    for stage in todo:
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            found |= set(json.loads((folder / f"{stage.name}.cases.json").read_text())["left_out"])
-    return found
 
 
 def environment(

@@ -18,6 +18,7 @@ WHAT = "RMSNorm with residual add, elementwise, and router top-k kernels, in a g
 AGAINST = "bytes read and written"
 UNITS = "seconds a kernel"
 RANKS = "one"
+CLASSES = ("norm", "tiny", "router")
 
 Made = tuple[Callable[[], object], dict[str, str]]  # one call, and what the sample says of its kernel
 

@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> int:
         if code == 0:  # else its last state says what went wrong
             reporter.state("finished", "waiting for the other ranks", timeout_s=1e9)
     except WorkError as error:
-        sys.stderr.write(f"{error}\n")
+        _log(str(error))
         return DISK_FULL
     if code == 0 and context.world > 1:
         import torch.distributed as dist
@@ -62,14 +62,15 @@ def _run(context: Context, stage: dict[str, Any], reporter: Reporter) -> int:
     given_up = [tuple(what) for what in stage.get("given_up", ())]
     modules = {n: importlib.import_module(n if "." in n else f"specsim.calibration.{n}") for n in stage["measures"]}
     without = set(stage["options"].get("without", ()))
-    every = [(modules[name], case) for name in stage["measures"] for case in modules[name].cases(context)]
-    planned = [(module, case) for module, case in every if case.operator not in without]
+    planned = [
+        (modules[name], case)
+        for name in stage["measures"]
+        for case in modules[name].cases(context)
+        if case.operator not in without
+    ]
     cases = [case for _, case in planned]
     if context.rank == 0:
-        left_out = sorted(without & {case.operator for _, case in every})
-        document = {
-            "cases": [case_document(c) for c in cases], "left_out": left_out, "environment": _environment(context)
-        }  # fmt: skip
+        document = {"cases": [case_document(c) for c in cases], "environment": _environment(context)}
         write_atomically(reporter.folder / f"{stage['name']}.cases.json", dumps(document))
     for n in sorted({c.ranks for m, c in planned if m.RANKS == "groups"}):  # every rank makes every group, in one order
         reporter.state("starting", f"connecting {n} ranks", timeout_s=120.0)
@@ -103,7 +104,7 @@ def _one(context: Context, module: Any, case: Case, key: str, reporter: Reporter
     except WorkError:
         raise
     except Exception as error:
-        sys.stderr.write(f"{case.size}:\n{traceback.format_exc()}\n")
+        _log(f"{case.size}:\n{traceback.format_exc()}")
         lost = _cuda_lost(context, error)
         reporter.failed(key, case, started, error)
         if not lost and not _meet(context, case, key, wait=True):  # the others hang in it: all must be replaced
@@ -197,6 +198,12 @@ class Reporter:
         write_atomically(path, dumps(document))
 
 
+def _log(text: str) -> None:
+    """Into this process's log, which may be on the disk that is full."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"{text}\n")
+
+
 def _log_bytes() -> int:
     """How long this process's log is by now, 0 where it has none."""
     try:
@@ -274,6 +281,7 @@ def _die_with_parent(parent: int) -> None:
 
 if __name__ == "__main__":
     code = main(sys.argv[1:])
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
     os._exit(code)  # no destructors: a communicator that waits for lost ranks must not keep this process

@@ -15,13 +15,14 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
 from specsim.chart_style import BLUE
 from specsim.errors import InputError
 from specsim.ops import operator_seconds
 from specsim.plot_style import MUTED, picture, plain
 from specsim.profiles import AllReduceCurve, Gpu, Launch, OperatorRate, Profile, Source
-from specsim.records import Record
+from specsim.records import Record, first_trouble, sample_trouble
 
 Array = NDArray[np.float64]
 Sample = Mapping[str, Any]  # a result of specsim.calibration.worker
@@ -34,6 +35,7 @@ SMALL_EFFICIENCY = 0.6  # of the measured bandwidth, for a small kernel whose ow
 BORROWED = ("published", "assumed", "datasheet")  # kinds of source that another profile of the same GPU may lend
 PEER_MEASURES = ("allreduce", "copies")  # depend on whether GPUs reach each other
 SLOW = 0.93  # of the best GPU's rate, below which a GPU is named
+GIVE = "give a *.record.json of specsim calibrate"
 REQUIRED = {
     "gemm_bf16": 5e-6,
     "attention_gqa": 12e-6,
@@ -266,26 +268,25 @@ def rebuild(records: Sequence[Record], published: Sequence[Profile] = ()) -> Res
 
     Later records add to the first and replace what they measured again; a failure replaces nothing. One taken with other
     peer access lends only what does not depend on it, and only where the first has nothing. What went wrong in any of them
-    is told again. Raises InputError without records, for another kind of record, and for records of other numbers of ranks.
+    is told again. Raises InputError without records, for another kind of record or a damaged one, and for records of other
+    numbers of ranks.
     """
     if not records:
-        raise InputError("no record", mend="give a *.record.json of specsim calibrate")
+        raise InputError("no record", mend=GIVE)
     first = records[0]
     plan: Any = first.environment.get("plan")
     samples: dict[str, Sample] = {}
     for record in records:
-        other = record.environment.get("plan")
-        if record.kind != "calibration" or not isinstance(plan, dict) or not isinstance(other, dict):
-            raise InputError(
-                "is not the record of a calibration",
-                where=record.name,
-                mend="give a *.record.json of specsim calibrate",
-            )
+        other: Any = record.environment.get("plan")
+        if record.kind != "calibration" or not _is_whole(record.environment):
+            raise InputError("is not the record of a calibration", where=record.name, mend=GIVE)
         for key in ("ranks", "cpu"):
             if other.get(key) != plan.get(key):
                 raise InputError(f"has {key} {other.get(key)}, {first.name} has {plan.get(key)}", where=record.name)
         lent = other.get("no_p2p") != plan.get("no_p2p")
-        for s in record.samples:
+        for number, s in enumerate(record.samples):
+            if wrong := sample_trouble(s):
+                raise InputError(f"is damaged: {wrong}", where=f"{record.name}, samples.{number}", mend=GIVE)
             known = samples.get(s["key"])
             if lent and (known is not None or s["measure"] in PEER_MEASURES):
                 continue
@@ -293,10 +294,28 @@ def rebuild(records: Sequence[Record], published: Sequence[Profile] = ()) -> Res
                 samples[s["key"]] = s
     environment = {k: v for k, v in first.environment.items() if k not in ("plan", "health", "troubles")}
     troubles = dict.fromkeys(str(t) for record in records for t in record.environment.get("troubles") or ())
-    return build(
-        first.name, list(samples.values()), environment, **plan, health=first.environment.get("health"), troubles=list(troubles),
-        date=max(r.date for r in records), command="; ".join(dict.fromkeys(r.source for r in records)), published=published,
-    )  # fmt: skip
+    try:
+        return build(
+            first.name, list(samples.values()), environment, **plan, health=first.environment.get("health"),
+            troubles=list(troubles), date=max(r.date for r in records),
+            command="; ".join(dict.fromkeys(r.source for r in records)), published=published,
+        )  # fmt: skip
+    except ValidationError as error:
+        raise InputError(f"makes no profile: {first_trouble(error)}", where=first.name, mend=GIVE) from None
+
+
+def _is_whole(environment: Mapping[str, Any]) -> bool:
+    """Whether it says what `build` needs to know of a run."""
+    plan, switches = environment.get("plan"), ("cpu", "no_p2p", "quick", "nvlink")
+    sizes = [environment.get(name) or 0.0 for name in ("memory_bytes", "l2_bytes")]
+    return (
+        isinstance(plan, dict)
+        and set(plan) == {"ranks", *switches}
+        and type(plan["ranks"]) is int
+        and all(isinstance(plan[name], bool) for name in switches)
+        and isinstance(environment.get("troubles") or [], list)
+        and all(isinstance(size, (int, float)) for size in sizes)
+    )
 
 
 def _gpu(results: Sequence[Sample], environment: Mapping[str, Any], source: Source) -> tuple[Gpu, float, float]:
@@ -459,7 +478,7 @@ def _launch(samples: Sequence[Sample], curves: Sequence[AllReduceCurve], source:
     defaults = {"eager_kernel": 5.0, "eager_collective": 50.0, "graph_launch": 15.0}
     missing = [name for name in defaults if name not in found]
     value = defaults | found
-    node = f"an empty node takes {found['graph_node']:.2f} us, " if "graph_node" in found else ""
+    node = f"an empty node takes {found['graph_node']:.2f} us, which" if "graph_node" in found else "what a node takes"
     launch = Launch(
         kernel_us=_digits(value["eager_kernel"], 4),
         collective_us=_digits(value["eager_collective"], 4),
@@ -467,7 +486,7 @@ def _launch(samples: Sequence[Sample], curves: Sequence[AllReduceCurve], source:
         graph_node_us=0.0,
         source=source.model_copy(update={"kind": "assumed"}) if missing else source,
         relative_uncertainty=0.3 if missing else 0.1,
-        note=f"{node}which is in the fixed times already: they were measured in chains in graphs",
+        note=f"{node} is in the fixed times already: they were measured in chains in graphs",
     )
     return launch, missing
 

@@ -6,11 +6,13 @@ say. A record states how each figure was derived, so that a replay can set predi
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
+Amount = Annotated[float, Field(allow_inf_nan=False, ge=0)]
 
 
 class _Strict(BaseModel):
@@ -123,3 +125,81 @@ class Record(_Strict):
         return f"<Record: {self.name}, {self.kind}, {self.date[:10]}, {held}>"
 
     __str__ = __repr__
+
+
+# --- samples of a calibration -----------------------------------------------------------------------------------------
+
+SIZES: dict[str, dict[str, type]] = {  # measure -> what identifies its sizes, as far as the fits read it
+    "attention": {"batch": int, "context": int, "queries": int},
+    "allreduce": {"ranks": int, "mode": str},
+}
+
+
+class _Case(BaseModel):
+    """What the fits read of a sample; it holds more."""
+
+    model_config = ConfigDict(strict=True)
+
+    key: str
+    measure: str
+    operator: str
+    rank: int = 0
+
+
+class _Failed(_Case):
+    status: Literal["failed"]
+    error: str
+
+
+class _Spread(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    median: Amount
+    p10: Amount
+    p90: Amount
+    low: Amount
+    high: Amount
+
+
+class _Extras(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    slowest_rank_s: Amount = 0.0
+
+
+class _Done(_Case):
+    status: Literal["done"]
+    params: dict[str, Any]
+    bytes: Amount
+    flops: Amount
+    narrow: bool
+    spread: _Spread
+    extras: _Extras
+
+    @model_validator(mode="after")
+    def _has_its_size(self) -> _Done:
+        for name, kind in SIZES.get(self.measure, {}).items():
+            if not isinstance(self.params.get(name), kind):
+                raise ValueError(f"params.{name} is no {kind.__name__}")
+        return self
+
+
+@lru_cache(maxsize=1)
+def _sample() -> TypeAdapter[Any]:
+    return TypeAdapter(Annotated[_Done | _Failed, Field(discriminator="status")])
+
+
+def sample_trouble(sample: Any) -> str:
+    """What is wrong with a sample of a calibration, "" when the fits can read it."""
+    try:
+        _sample().validate_python(sample)
+    except ValidationError as error:
+        return first_trouble(error)
+    return ""
+
+
+def first_trouble(error: ValidationError) -> str:
+    """The first complaint: key and what was expected."""
+    first = error.errors(include_url=False)[0]
+    key = ".".join(str(part) for part in first["loc"])
+    return f"{key}: {first['msg']}" if key else str(first["msg"])

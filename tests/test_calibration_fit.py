@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from specsim import calibrate
 from specsim.calibrate import build, fit
@@ -261,6 +264,46 @@ def test_records_of_other_boxes_do_not_join() -> None:
         calibrate.rebuild([record_of(peaks()), record_of(peaks(), ranks=4)])
     with pytest.raises(InputError, match="no record"):
         calibrate.rebuild([])
+
+
+def _damages(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Every place of a document, the first two of each list, with what may stand there instead; DELETE takes it out."""
+    for wrong in (DELETE, None, "x", -1, [], {}) if place else ():
+        yield place, wrong
+    several = value.items() if isinstance(value, dict) else enumerate(value[:2]) if isinstance(value, list) else ()
+    for key, inner in several:
+        yield from _damages(inner, (*place, key))
+
+
+DELETE = object()
+
+
+def test_a_damaged_record_is_refitted_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever one value of the file becomes, the answer is a profile or a line that names the record."""
+    from specsim.errors import InputError
+    from specsim.records import Record
+
+    monkeypatch.setattr(calibrate, "fits", lambda *arguments: {})  # nothing depends on their numbers
+    samples = [*gemms()[:1], *peaks(), reduce_at(9e-6), reduce_at(0.0, "custom", "failed")]
+    whole = record_of(samples).model_dump(by_alias=True)
+    refused = []
+    for place, wrong in _damages(whole):
+        damaged = copy.deepcopy(whole)
+        within = damaged
+        for key in place[:-1]:
+            within = within[key]
+        if wrong is DELETE:
+            del within[place[-1]]
+        else:
+            within[place[-1]] = wrong
+        try:
+            calibrate.rebuild([Record.model_validate(damaged)])
+        except ValidationError:
+            pass  # the command says which key
+        except InputError as error:
+            refused.append(str(error))
+    assert len(refused) > 50
+    assert all(line.startswith(("box", "x: ", ": ")) for line in refused)  # the name may be the damaged value
 
 
 def test_the_older_kernel_stands_in_for_the_newer_one() -> None:

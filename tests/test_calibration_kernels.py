@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -15,6 +17,8 @@ if importlib.util.find_spec("torch") is None:
 import torch
 from specsim.calibration import attention, deepgemm, gemm, marlin, moe, small
 from specsim.calibration.context import Context, Measurement
+
+from specsim import calibration
 
 
 class OnGpu(Context):
@@ -287,3 +291,19 @@ def test_many_rows_are_measured_at_the_clocks_that_a_server_keeps(
     assert warmed[128] == 0 < warmed[256] == warmed[2048]
     planned = {(c.params["rows"], c.params["n"]) for c in gemm.cases(context) if c.params["rows"] > 128}
     assert planned == {(rows, n) for rows in (256, 512, 1024, 2048) for n in (7168, 20480)}
+
+
+@pytest.mark.parametrize("name", calibration.MEASUREMENTS)
+def test_every_case_is_of_a_class_that_can_be_left_out(
+    context: Context, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU with every kind there, so that names are checked before any process starts."""
+    monkeypatch.setattr(moe, "_sglang_here", lambda: True)
+    monkeypatch.setattr(moe.deepgemm, "here", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    module = importlib.import_module(f"specsim.calibration.{name}")
+    planned = module.cases(replace(context, world=2, options={"gpus": 2}))
+    assert {case.operator for case in planned} <= set(module.CLASSES)
+    if name != "allreduce":
+        assert {case.operator for case in planned} == set(module.CLASSES)

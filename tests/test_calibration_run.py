@@ -46,6 +46,7 @@ def run(context, case):
             os.kill(os.getpid(), 9)
         if fault == "full":
             from specsim.errors import WorkError
+            sys.stderr = open("/dev/full", "w", buffering=1)  # the log is on that disk too
             def write(*arguments):
                 raise WorkError("out/done: cannot be written: No space left on device")
             sys.modules["__main__"].write_atomically = write
@@ -341,14 +342,11 @@ def test_a_time_limit_keeps_what_is_there(tmp_path: Path, monkeypatch: pytest.Mo
     """A stage that never ends, on a clock that the polls move: after 100 s the run gives the one result that is on disk."""
     from specsim.calibration import session
 
-    from specsim.files import write_atomically
-
     clock = [0.0]
     monkeypatch.setattr(session.time, "monotonic", lambda: clock[0])
 
     def endless(stage: Any, setting: Any, event: Any, *, number: int) -> list[str]:
-        result = {"key": "peak.copy.", "status": "done", "measure": "peak", "operator": "copy"}
-        write_atomically(setting.folder / "done" / "peak.copy..json", json.dumps(result))
+        written(setting.folder, "peak", "copy")
         while True:
             clock[0] += 5.0
             event("poll", {})
@@ -367,17 +365,11 @@ def test_a_later_run_in_the_folder_adds_to_it(tmp_path: Path, monkeypatch: pytes
     again, and keeps those of another stage, of another measurement and of a class that it skips."""
     from specsim.calibration import session
 
-    from specsim.files import write_atomically
-
     def failed(stage: str, measure: str, operator: str) -> Path:
-        path = tmp_path / "done" / f"{measure}.{operator}.{stage}.json"
-        result = {"key": path.stem, "stage": stage, "status": "failed", "measure": measure, "operator": operator}
-        write_atomically(path, json.dumps(result | {"error": "planted"}))
-        return path
+        return written(tmp_path, measure, operator, stage, status="failed", error="planted")
 
     def stage(stage: Any, setting: Any, event: Any, *, number: int) -> list[str]:
-        result = {"key": "peak.copy.", "stage": "all", "status": "done", "measure": "peak", "operator": "copy"}
-        write_atomically(setting.folder / "done" / "peak.copy..json", json.dumps(result))
+        written(setting.folder, "peak", "copy")
         return ["nccl-tree: hung for 60 s"] if stage.name == "all" else []
 
     monkeypatch.setattr(session, "run_stage", stage)
@@ -386,14 +378,38 @@ def test_a_later_run_in_the_folder_adds_to_it(tmp_path: Path, monkeypatch: pytes
     assert session.run(first, lambda _: None, lambda _: None).troubles == ["nccl-tree: hung for 60 s"]
     kept = [failed("all", "allreduce", "nccl"), failed("one", "gemm", "gemm_bf16"), failed("one", "moe", "moe_int4")]
     gone = failed("one", "moe", "moe_bf16")
-    said: list[str] = []
-    second = session.Plan(tmp_path, 2, cpu=True, only=("moe",), without=("moe_int4", "moe_int5"))
+    second = session.Plan(tmp_path, 2, cpu=True, only=("moe",), without=("moe_int4",))
     session.prepare(second, resume=True)
     assert all(path.exists() for path in kept)
     assert not gone.exists()
-    write_atomically(tmp_path / "one.cases.json", json.dumps({"left_out": ["moe_int4"]}))
-    assert session.run(second, lambda _: None, said.append).troubles == ["nccl-tree: hung for 60 s"]
-    assert said == ["--skip moe_int5: no such class was to be measured"]
+    assert session.run(second, lambda _: None, lambda _: None).troubles == ["nccl-tree: hung for 60 s"]
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"key": "peak.copy.all"}', '{"status": "done", "spread": 3}'])
+def test_a_result_that_is_not_whole_is_measured_again(tmp_path: Path, text: str) -> None:
+    """As a machine's crash leaves files behind: it counts for nothing, and resuming forgets it."""
+    from specsim.calibration import session
+
+    plan = session.Plan(tmp_path, 2, cpu=True, only=("peak",))
+    whole, torn = written(tmp_path, "peak", "matmul"), written(tmp_path, "peak", "copy")
+    torn.write_text(text)
+    assert [r["operator"] for r in session.results(tmp_path)] == ["matmul"]
+    session.prepare(plan, resume=True)
+    assert session.finished(tmp_path) == {whole.stem}
+
+
+def test_a_folder_is_one_runs_at_a_time(tmp_path: Path) -> None:
+    """Two runs would measure each other; the next may begin when the first has ended. Other nodes of a run share it."""
+    from specsim.calibration import session
+
+    plan = session.Plan(tmp_path, 2, cpu=True)
+    with session.held(plan):
+        with pytest.raises(WorkError, match="another calibration runs there"), session.held(plan):
+            pass
+        with session.held(session.Plan(tmp_path, 2, cpu=True, node=1, nodes=2)):
+            pass
+    with session.held(plan):
+        pass
 
 
 def test_groups_of_all_reduces(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -412,6 +428,20 @@ def test_groups_of_all_reduces(monkeypatch: pytest.MonkeyPatch) -> None:
     assert forced == ["nccl-ll", "nccl-ll128", "nccl-simple", "nccl-ring", "nccl-tree", "nccl-no-p2p"]
     assert names(kinds=("forced",), no_p2p=True) == forced[:-1]
     assert names() == ["all", "custom", *forced]
+
+
+def written(folder: Path, measure: str, operator: str, stage: str = "all", **values: Any) -> Path:
+    """A result on disk, done unless `values` say otherwise."""
+    from specsim.files import write_atomically
+
+    path = folder / "done" / f"{measure}.{operator}.{stage}.json"
+    times = dict.fromkeys(("median", "p10", "p90", "low", "high"), 1e-3)
+    result = {
+        "key": path.stem, "stage": stage, "status": "done", "measure": measure, "operator": operator, "params": {},
+        "bytes": 1.0, "flops": 0.0, "narrow": True, "extras": {}, "spread": times,
+    }  # fmt: skip
+    write_atomically(path, json.dumps(result | values))
+    return path
 
 
 def start_and_wait(folder: Path, cwd: Path) -> subprocess.Popen[str]:
@@ -471,6 +501,13 @@ def test_workers_die_with_a_killed_launcher(tmp_path: Path) -> None:
     ("arguments", "code", "words"),
     [
         (["--only", "gem"], 2, "did you mean 'gemm'?"),
+        (["--only", ","], 2, "--only: names nothing"),
+        (["--skip", "moe_int5"], 2, "did you mean 'moe_int4'?"),
+        (["--kinds", "nccl-three"], 2, "did you mean 'nccl-tree'?"),
+        (["--kinds", "nccl", "--only", "gemm"], 2, "is about allreduce"),
+        (["--name", "a/b"], 2, "cannot be a file's name"),
+        (["--node-rank", "1"], 2, "no node 1 among 1"),
+        (["--nnodes", "2", "--master", "host:port"], 2, "--master HOST:PORT"),
         (["--experts", "1,2"], 2, "four whole numbers"),
         (["--nnodes", "2"], 2, "--master"),
         (["--ranks", "0"], 2, "0 is not in the range"),
@@ -483,6 +520,7 @@ def test_bad_options_are_one_line(
     assert ended == code
     assert words in errors
     assert len(errors.strip().splitlines()) == 1
+    assert not list((tmp_path / "out").glob("done/*"))  # told before anything is measured
 
 
 def test_nothing_creates_multicast_objects_unless_asked() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specsim.commands.common import Meter, OutFile, json_option, note, plot_option, print_result, show
+from specsim.commands.common import Meter, Name, OutFile, json_option, note, plot_option, print_result, show
 from specsim.pages import Line, Page, grid
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--name", metavar="NAME", help="The profile's name, e.g. 1x-h200; default 8x-gpu and the like.")
+@click.option("--name", type=Name(), help="The profile's name, e.g. 1x-h200; default 8x-gpu and the like.")
 @click.option(
     "--out",
     type=click.Path(file_okay=False),
@@ -119,16 +119,18 @@ def command(**options: Any) -> None:
     """
     import signal
 
+    from specsim.errors import WorkError
+
     if options["refit"]:
         _refit([Path(path) for path in options["refit"]], options)
         return
     plan, name = _plan(options)
     from specsim.calibration import session
 
-    session.prepare(plan, resume=options["resume"])
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: the workers go first
     started = time.monotonic()
-    with Meter("calibrate") as meter:
+    with session.held(plan), Meter("calibrate") as meter:
+        session.prepare(plan, resume=options["resume"])
         try:
             outcome = session.run(
                 plan,
@@ -139,7 +141,10 @@ def command(**options: Any) -> None:
             meter.note("interrupted before anything was measured")
             sys.exit(130)
     if plan.node == 0:
-        _finish(plan, name, outcome, options, time.monotonic() - started)
+        try:
+            _finish(plan, name, outcome, options, time.monotonic() - started)
+        except WorkError as error:  # a full disk
+            raise WorkError(f"{error}; what was measured is in {plan.folder}: go on with --resume") from None
     if outcome.interrupted:
         note(f"interrupted; what was measured is in {plan.folder}: run the same line with --resume for the rest")
         sys.exit(130)
@@ -157,8 +162,12 @@ def _plan(options: dict[str, Any]) -> tuple[Plan, str]:
     if importlib.util.find_spec("torch") is None:
         raise WorkError("PyTorch is not installed: pip install 'specsim[calibrate]'")
     cpu, ranks, nodes = options["cpu"], options["ranks"], options["nnodes"]
-    if nodes > 1 and ":" not in options["master"]:
+    port = options["master"].rpartition(":")[2]
+    if nodes > 1 and not (":" in options["master"] and port.isdigit() and 0 < int(port) < 2**16):
         raise InputError("needs --master HOST:PORT, the same on every node", where="--nnodes")
+    if options["node_rank"] >= nodes:
+        mend = "nodes are numbered from 0; give --nnodes on each"
+        raise InputError(f"no node {options['node_rank']} among {nodes}", where="--node-rank", mend=mend)
     if not cpu:
         here = count_gpus()
         if not here:
@@ -172,15 +181,23 @@ def _plan(options: dict[str, Any]) -> tuple[Plan, str]:
     name = options["name"] or (f"{ranks}x-cpu" if cpu else f"{ranks}x-gpu") + ("-no-p2p" if options["no_p2p"] else "")
     plan = Plan(
         folder=Path(options["out"] or f"calibration-{name}").absolute(), ranks=ranks, cpu=cpu, quick=options["quick"],
-        only=_names(options["only"]), kinds=_names(options["kinds"]), without=_names(options["skip"]), no_p2p=options["no_p2p"],
+        only=_names(options, "only"), kinds=_names(options, "kinds"), without=_names(options, "skip"), no_p2p=options["no_p2p"],
         shapes=_shapes(options, ranks), allow_multicast=options["allow_multicast"], nodes=nodes, node=options["node_rank"],
         master=options["master"], time_limit_s=options["time_limit"] or float("inf"),
     )  # fmt: skip
     return plan, name
 
 
-def _names(text: str | None) -> tuple[str, ...]:
-    return tuple(name for name in (text or "").replace(" ", "").split(",") if name)
+def _names(options: dict[str, Any], option: str) -> tuple[str, ...]:
+    """The names that an option lists; none where it is not given."""
+    if options[option] is None:
+        return ()
+    names = tuple(name for name in options[option].replace(" ", "").split(",") if name)
+    if not names:
+        from specsim.errors import InputError
+
+        raise InputError("names nothing", where=f"--{option}", mend="give names, separated by commas, or leave it out")
+    return names
 
 
 def _shapes(options: dict[str, Any], ranks: int) -> dict[str, Any]:
@@ -229,18 +246,15 @@ def _refit(paths: list[Path], options: dict[str, Any]) -> None:
 def _record(path: Path) -> Record:
     from pydantic import ValidationError
 
+    from specsim.calibrate import GIVE
     from specsim.errors import InputError
     from specsim.files import read_text
-    from specsim.records import Record
+    from specsim.records import Record, first_trouble
 
     try:
         return Record.model_validate_json(read_text(path, "calibration record", limit=2**28))
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        key = ".".join(str(part) for part in first["loc"]) or "record"
-        raise InputError(
-            f"{key}: {first['msg']}", where=str(path), mend="give a *.record.json of specsim calibrate"
-        ) from None
+        raise InputError(first_trouble(error), where=str(path), mend=GIVE) from None
 
 
 def _published() -> list[Profile]:

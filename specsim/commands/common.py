@@ -42,6 +42,18 @@ class Percent(click.ParamType):  # type: ignore[type-arg, unused-ignore]
         return number
 
 
+class Name(click.ParamType):  # type: ignore[type-arg, unused-ignore]
+    """A name that is also a file's."""
+
+    name = "NAME"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        text = str(value)
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", text):
+            self.fail(f"{text!r} cannot be a file's name; write letters, digits, . _ -", param, ctx)
+        return text
+
+
 class OneOf(click.Choice):  # type: ignore[type-arg,unused-ignore]
     """One of a few words; another is answered with the nearest."""
 
