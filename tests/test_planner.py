@@ -34,6 +34,7 @@ from specsim.configs import PRESETS
 from specsim.errors import InputError
 from specsim.profiles import Profile, folder, parse_profile
 from specsim.web.app import FOLDER, REQUEST_BYTES, application
+from specsim.web.connection import UNREAD_BYTES
 from specsim.web.guard import HEADERS, Guard, is_local
 from specsim.web.planner import FILE_BYTES, FILES, NAMES, Missing, Planner
 
@@ -121,9 +122,17 @@ def test_any_options_give_the_document_or_the_error_of_the_command_line(options)
         main(["predict", *words, "--json"])
     try:
         document = PLANNER.document({"options": options})
+        json.loads(PLANNER.answer({"options": options}), parse_constant=pytest.fail)  # nan is none of JSON
     except InputError as error:
         document = f"error: {error}\n"
     assert document == (err if stop.value.code else out).getvalue()
+
+
+def test_half_a_character_is_shown_as_it_came():
+    """JSON may hold one as an escape, UTF-8 cannot: here in the name of a flag, of which a note says that it is not known."""
+    line = json.loads('"--model-path Qwen/Qwen3-8B --half\\ud800"')
+    shown = json.loads(PLANNER.answer({"options": {"sglang-args": line, "hardware": "1x-h200"}}))
+    assert shown["warnings"][0].endswith("--half\ud800")
 
 
 @pytest.mark.parametrize(
@@ -662,6 +671,22 @@ def test_answers_do_not_wait_for_acknowledgements():
         connection.close()
     process.communicate(timeout=10)
     assert sorted(took)[3] < 0.03
+
+
+def test_a_request_without_an_end_is_not_kept():
+    """The parser would hold a header of any length: the connection is closed, whatever it is that does not end."""
+    line, field = "POST /predict HTTP/1.1\r\nhost: localhost\r\n", "x: y\r\n"
+    chunked = f"{line}transfer-encoding: chunked\r\n\r\n"
+    with served() as (address, process):
+        port = int(address.rstrip("/").rpartition(":")[2])
+        for start, endless in (("GET /", "x"), (f"{line}x: ", "x"), (line, field), (f"{chunked}0\r\n", field)):
+            with socket.create_connection(("127.0.0.1", port), timeout=5) as raw, contextlib.suppress(ConnectionError):
+                raw.sendall((start + endless * (4 * UNREAD_BYTES)).encode())
+                while raw.recv(2**16):
+                    pass
+        body = b" " * (REQUEST_BYTES - 2) + b"{}"  # what may be long still is read
+        assert urlopen(Request(f"{address}predict", body, {"content-type": "application/json"})).status == 200
+    process.communicate(timeout=10)
 
 
 def test_a_given_token_is_never_printed():

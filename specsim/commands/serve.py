@@ -78,6 +78,7 @@ def command(
     token = _token(token, made)
     run = click.get_current_context().obj or {}
     defaults = run["defaults"].note() if "defaults" in run else ""
+    from specsim.web.connection import protocol
     from specsim.web.planner import Planner
 
     planner = Planner("specsim --no-config predict" if defaults else "specsim predict")
@@ -108,7 +109,7 @@ def command(
         proxy_headers=False,
         lifespan="off",
         ws="none",
-        http="h11",
+        http=protocol(),
         loop="asyncio",
         limit_concurrency=100,
         timeout_keep_alive=30,

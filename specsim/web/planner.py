@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from pydantic_core import PydanticSerializationError, to_json
 
 from specsim import text
 from specsim.acceptance import list_profiles as acceptance_profiles
@@ -265,8 +266,11 @@ class Planner:
 
 
 def _json(shown: dict[str, Any]) -> bytes:
-    """As the page takes it; nothing in it holds itself, which need not be looked for."""
-    return json.dumps(shown, separators=(",", ":"), allow_nan=False, check_circular=False).encode()
+    """As the page takes it, by pydantic's writer, which takes a third of the time of Python's own."""
+    try:
+        return to_json(shown)
+    except PydanticSerializationError:  # half a character in a name, which is no UTF-8 but can be escaped
+        return json.dumps(shown).encode()
 
 
 def _about(read: Model | Profile) -> str:
