@@ -126,14 +126,17 @@ def read(
         raise InputError("is not a mapping", where=str(path), mend=f"write for example {SCENARIO}: {{tp: 8}}")
     sections = {str(key): value for key, value in (data or {}).items()}
     known = [SCENARIO, *commands]
+    options = frozenset(scenario)
     for key, value in sections.items():
+        if key.replace("-", "_") in options and not isinstance(value, dict):  # there is a command hardware, too
+            raise InputError("is an option", where=f"{path}, key {key}", mend=f"write it below {SCENARIO}:")
         if key not in known:
             raise InputError("is no command", where=f"{path}, key {key}", mend=did_you_mean(key, known))
         if not isinstance(value, dict):
             raise InputError(
                 "is not a mapping of options", where=f"{path}, key {key}", mend="write option: value below it"
             )
-    reader = _Reader(path, line, frozenset(scenario))
+    reader = _Reader(path, line, options)
     for section in (SCENARIO, name):  # the command's own keys come last: they win
         reader.take(command, section, sections.get(section, {}), reader.values)
     return Defaults(path, reader.values, reader.keys)

@@ -77,6 +77,8 @@ def test_what_the_line_gives_wins_and_takes_along_what_would_contradict_it(
     ("file", "said"),
     [
         ("scenario: {tpp: 8}", "specsim.yaml, key scenario.tpp: is no option; did you mean 'tp'?"),
+        ("hardware: 1x-h200", "specsim.yaml, key hardware: is an option; write it below scenario:"),
+        ("dp-attention: 8", "specsim.yaml, key dp-attention: is an option; write it below scenario:"),
         ("swep: {}", "specsim.yaml, key swep: is no command; did you mean 'sweep'?"),
         ("predict: {explane: true}", "specsim.yaml, key predict.explane: is no option; did you mean 'explain'?"),
         ("scenario: {batch: many}", "specsim.yaml, key scenario.batch: 'many' is not a whole number"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -30,7 +31,22 @@ class Count(click.ParamType):  # type: ignore[type-arg,unused-ignore]
         try:
             return int(text[:-1] if factor > 1 else text) * factor
         except ValueError:
-            self.fail(f"{value!r} is not a whole number; for example 2048 or 8k", param, ctx)
+            self.fail(_several(value) or f"{value!r} is not a whole number; for example 2048 or 8k", param, ctx)
+
+
+class Number(click.types.FloatParamType):
+    """A number."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if several := _several(value):
+            self.fail(several, param, ctx)
+        return super().convert(value, param, ctx)
+
+
+def _several(value: Any) -> str:
+    """What to say of a list or a range where one number is wanted; empty for all else."""
+    listed = isinstance(value, str) and re.fullmatch(r"\s*[\d.]+[km]?(\s*[,:]\s*[\d.]+[km]?)+\s*", value, re.IGNORECASE)
+    return f"{value!r} is several values where one is needed; specsim sweep takes them" if listed else ""
 
 
 class Rates(click.ParamType):  # type: ignore[type-arg,unused-ignore]
@@ -53,7 +69,7 @@ class Several(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     def __init__(self, kind: Any) -> None:
         self.kind = kind
         self.name = kind.name
-        self.numeric = isinstance(kind, (Count, click.IntRange)) or kind is click.FLOAT
+        self.numeric = isinstance(kind, (Count, click.IntRange, click.types.FloatParamType))
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         kind = self.kind.several(",") if isinstance(self.kind, Known) else self.kind
@@ -66,7 +82,7 @@ class Several(click.ParamType):  # type: ignore[type-arg,unused-ignore]
         from specsim.ranges import numbers, whole_numbers, words
 
         flag = param.opts[0] if param is not None else ""
-        many = numbers if self.kind is click.FLOAT else whole_numbers
+        many = numbers if isinstance(self.kind, click.types.FloatParamType) else whole_numbers
         found: list[Any] = []
         for word in words(value, flag):
             listed = many(word, flag) if self.numeric and ":" in word else (word,)
@@ -142,8 +158,8 @@ OPTIONS = [
     option("--draft-tokens", type=COUNT, metavar="ROWS", help="Rows a sequence verifies each cycle, root included; default 3."),
     option("--num-steps", type=COUNT, metavar="STEPS", help="Depth of drafting; default draft tokens - 1, a chain."),
     option("--topk", type=COUNT, metavar="BRANCHES", help="Branching of drafting; default 1, a chain."),
-    option("--accept-rate", type=float, metavar="A", help="Probability, 0 to 1, that a drafted token is accepted; no default."),
-    option("--accept-length", type=float, metavar="L", help="Mean tokens a cycle, the bonus token included; no default."),
+    option("--accept-rate", type=Number(), metavar="A", help="Probability, 0 to 1, that a drafted token is accepted; no default."),
+    option("--accept-length", type=Number(), metavar="L", help="Mean tokens a cycle, the bonus token included; no default."),
     option("--accept-per-position", type=Rates(), metavar="A1,A2,...", help="Conditional accept rates, 0 to 1, by position; no default."),
     option("--accept-profile", type=Known(known.acceptances), metavar="NAME", help="A published drafter on a domain, such as kimi-k2.5-eagle3/gsm8k; no default."),
     option("--routing", type=Known(lambda: known.ROUTINGS, files=True), metavar="uniform|zipf:S|FILE", help="Expert popularity; default uniform."),

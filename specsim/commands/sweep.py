@@ -98,7 +98,7 @@ def _values(name: str, text: str) -> tuple[Any, ...]:
     kind, option = TYPES[name], "--" + name.replace("_", "-")
     if isinstance(kind, Count):
         return whole_numbers(text, option)
-    if kind is click.FLOAT:
+    if isinstance(kind, click.types.FloatParamType):
         return numbers(text, option)
     try:
         return tuple(
