@@ -52,6 +52,8 @@ def read_json(path: Path, what: str = "JSON file") -> Any:
 
 def parse_json(text: str, where: str, what: str = "JSON file") -> Any:
     """As `read_json`, from text."""
+    if not text.strip():  # what a command that failed has printed
+        raise InputError("is empty", where=where, mend=f"give a {what}")
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:

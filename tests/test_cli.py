@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import click
@@ -128,6 +129,7 @@ WRONG = {
     "calibrate --gpus 0": "0 is not in the range",
     "serve --port 99999999": "is not in the range",
     "report -o x.html --from nowhere.json": "nowhere.json: no such",
+    "report -o x.html --from /dev/null": "/dev/null: is empty; give a result",
     "--config nowhere.yaml predict": "nowhere.yaml: no such file of defaults",
     "--confg x predict": "--config",
 }
@@ -170,6 +172,25 @@ def test_output_that_cannot_be_written_is_one_line(line: str, tmp_path: Path) ->
     assert done.returncode in (1, 2)
     assert "Traceback" not in done.stderr
     assert [text for text in done.stderr.splitlines() if text.startswith("error: ")] == done.stderr.splitlines()[-1:]
+
+
+def _leaves(command: click.Command) -> Iterator[click.Command]:
+    """The commands that do something: the command, or those below it."""
+    below = getattr(command, "commands", {}).values()
+    yield from (leaf for one in below for leaf in _leaves(one)) if below else (command,)
+
+
+@pytest.mark.parametrize("name", sorted(set(COMMANDS) - {"completion"}))
+def test_every_answer_comes_as_json_too(name: str) -> None:
+    found = import_module(f"specsim.commands.{name}").command
+    assert all("--json" in [flag for param in leaf.params for flag in param.opts] for leaf in _leaves(found))
+
+
+def test_a_report_says_as_json_which_file_it_wrote(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["report", "--json", "-o", str(tmp_path / "x.html")])
+    assert json.loads(capsys.readouterr().out) == {"schema": "specsim.report/1", "report": str(tmp_path / "x.html")}
+    assert (tmp_path / "x.html").stat().st_size > 10_000
 
 
 # --- streams ------------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from specsim.commands.common import SOURCE, OutFile, note
+from specsim.commands.common import SOURCE, OutFile, json_option, note, print_json
 from specsim.commands.scenario import FILE, scenario_of, scenario_options, without_defaults
 
 
@@ -15,7 +15,8 @@ from specsim.commands.scenario import FILE, scenario_of, scenario_options, witho
 @scenario_options
 @click.option("--from", "source", type=FILE, metavar=SOURCE, help="What a command printed with --json, or a profile (YAML), instead of a scenario.")  # fmt: skip
 @click.option("-o", "--output", type=OutFile(), required=True, metavar="FILE.html", help="The file to write.")
-def command(source: Path | None, output: Path, **options: Any) -> None:
+@json_option
+def command(source: Path | None, output: Path, as_json: bool, **options: Any) -> None:
     """Write a report: one HTML file with verdict, interactive charts, tables and the source of every number.
 
     It opens anywhere, without a network. Give a scenario, which is predicted, or --from with what predict, sweep, plan,
@@ -49,4 +50,6 @@ def command(source: Path | None, output: Path, **options: Any) -> None:
 
         text = report(predict(scenario_of(options)).json())
     write_atomically(output, text)
+    if as_json:
+        print_json({"schema": "specsim.report/1", "report": str(output)})
     note(f"wrote {output}")
