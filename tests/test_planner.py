@@ -674,12 +674,19 @@ def test_answers_do_not_wait_for_acknowledgements():
 
 
 def test_a_request_without_an_end_is_not_kept():
-    """The parser would hold a header of any length: the connection is closed, whatever it is that does not end."""
+    """The parser would hold headers of any length, and any number of requests: the connection is closed, whatever it is that
+    does not end."""
     line, field = "POST /predict HTTP/1.1\r\nhost: localhost\r\n", "x: y\r\n"
     chunked = f"{line}transfer-encoding: chunked\r\n\r\n"
     with served() as (address, process):
         port = int(address.rstrip("/").rpartition(":")[2])
-        for start, endless in (("GET /", "x"), (f"{line}x: ", "x"), (line, field), (f"{chunked}0\r\n", field)):
+        for start, endless in (
+            ("GET /", "x"),
+            (f"{line}x: ", "x"),
+            (line, field),
+            (f"{chunked}0\r\n", field),
+            ("", f"{line}\r\n"),
+        ):
             with socket.create_connection(("127.0.0.1", port), timeout=5) as raw, contextlib.suppress(ConnectionError):
                 raw.sendall((start + endless * (4 * UNREAD_BYTES)).encode())
                 while raw.recv(2**16):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 UNREAD_BYTES = 2**16  # as h11 has it
+WAITING = 16  # requests that a connection sends ahead of its answers
 
 
 def protocol() -> Any:
@@ -15,8 +16,8 @@ def protocol() -> Any:
         return "h11"
 
     class Connection(HttpToolsProtocol):
-        """Closed when it sends more than UNREAD_BYTES of which none is a body or the end of a request: of addresses,
-        headers and trailers the parser keeps whatever comes."""
+        """Closed when it sends more than UNREAD_BYTES of which none is a body or the end of a request, or more than WAITING
+        requests ahead: the parser keeps whatever comes."""
 
         unread = 0
 
@@ -25,6 +26,11 @@ def protocol() -> Any:
             super().data_received(data)
             if self.unread > UNREAD_BYTES and not self.transport.is_closing():
                 self.send_400_response("Too much before a body.")
+
+        def on_message_begin(self) -> None:
+            if len(self.pipeline) > WAITING:
+                raise ValueError("too many requests ahead")  # the parser stops, and the connection with it
+            super().on_message_begin()
 
         def on_body(self, body: bytes) -> None:
             self.unread = 0
