@@ -73,17 +73,27 @@ def looks_like(text: str) -> bool:
 
 
 def read(text: str, where: str) -> Output:
-    """All runs. Raises InputError when none has a usable row, or when the table is of another collective or unit."""
+    """All runs. Raises InputError when none has a usable row or is of an all-reduce, or when a table is in another unit.
+
+    A log of several programs may hold other collectives beside it: their tables are left out with a note."""
     found = Output()
     tables = [_json_table(text, where, found)] if text.lstrip().startswith("{") else _tables(text, where, found)
-    found.runs = [_finished(table, where, found.notes) for table in tables if table.run.rows]
+    refused: list[InputError] = []
+    for table in tables:
+        try:
+            found.runs += [_finished(table, where, found.notes)] if table.run.rows else []
+        except InputError as error:
+            refused.append(error)
     empty = [
         f"the table that starts at line {t.header} has no usable row" for t in tables if t.header and not t.run.rows
     ]
+    if not found.runs and refused:
+        raise refused[0]
     if not found.runs:
         mend = found.notes[0] if found.notes else "a table without rows means that the run hung or failed"
         raise InputError(empty[0] if empty else "has no table of results", where=where, mend=mend)
-    found.notes += [f"{where}: {what}: that run hung or failed" for what in empty]
+    found.notes += [f"{where}: {what}: that run hung or failed, or was another collective" for what in empty]
+    found.notes += [f"{error.where}: a table left out: {error.what}" for error in refused]
     return found
 
 
@@ -139,6 +149,8 @@ def _row(words: list[str], number: int, place: str, table: _Table) -> Row:
     """One result row: the time out of place, or in place where that is missing. Raises InputError for one of no use."""
     if len(words) < 6:
         raise InputError(f"row of {len(words)} columns left out", where=place, mend="the layout is not known")
+    if words[3] == "none":
+        raise InputError("row that reduces nothing left out", where=place, mend="give the output of all_reduce_perf")
     if re.match(r"[A-Za-z]", words[3]) and words[3] not in REDUCTIONS:
         raise InputError(f"reduction {words[3]!r} left out", where=place, mend="the layout is not known")
     for group in _groups(words, table.columns, place):

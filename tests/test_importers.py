@@ -176,6 +176,20 @@ def test_another_collective_is_refused():
         read_tool(text, "run.txt")
 
 
+def test_a_log_of_several_collectives_gives_the_all_reduce():
+    """Reduce-scatter and all-gather (busbw / algbw = 1 / 2 over 2 ranks) before and after it are left out with notes."""
+    others = [
+        HEAD.format(graph=0) + f"1048576 524288 bfloat16 {op} -1 100.0 10.5 5.25 0 100.0 10.5 5.25 0\n"
+        for op in ("sum", "none")
+    ]
+    found = read_tool(others[0] + HEAD.format(graph=0) + ROWS + others[1], "all.txt")
+    assert [(c.ranks, c.bytes) for c in found.curves(SOURCE)] == [(2, [1024, 2048, 4194304])]
+    assert any("a table left out: busbw / algbw is 0.5" in note for note in found.notes)
+    assert any("row that reduces nothing left out" in note for note in found.notes)
+    with pytest.raises(InputError, match="reduces nothing"):
+        read_tool(others[1], "gather.txt")
+
+
 def test_every_layout_of_the_header_is_read_by_its_names():
     """Per-iteration columns (-I), timestamps (-T), algo and proto columns, no check (-c 0), in place alone: 11.5 us each."""
     head = "# nThread 1 nGpus 2 minBytes 8\n#  Rank  0 Pid 1 on a device  0 [0x01] GPU\n#  Rank  1 Pid 1 on a device  1 [0x02] GPU\n"
