@@ -34,6 +34,7 @@ REASONS = {
 }  # fmt: skip
 DEADLINE_S = 15.0  # for everything
 HIDDEN_MIB = 2048.0  # of memory in use without a process to be seen
+LOST = re.compile(r"device handle|GPU is lost|fallen off", re.IGNORECASE)  # of a line in a GPU's place
 GB_S_PER_LANE = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.97, 5: 3.94, 6: 7.56}  # one direction, after encoding
 P2P_WORDS = {
     "CNS": "the chipset does not support it", "GNS": "the GPU does not support it", "TNS": "the topology does not support it",
@@ -109,7 +110,12 @@ def collect(run: Runner | None = None, *, peers: bool = False) -> Health:
     """
     end = time.monotonic() + DEADLINE_S
     run = run or (lambda arguments: nvidia_smi(arguments, max(1.0, end - time.monotonic() - 1.0)))
-    health = Health(gpus=gpus(run))
+    found, said = _asked(run)
+    health = Health(gpus=found)
+    for line in said:
+        if LOST.search(line):
+            cost = "it cannot be used before a reset or a reboot; look for its Xid errors in dmesg"
+            health.findings.append(Finding("error", f"a GPU does not answer ({line.strip()[:160]})", cost))
     check = _start_peers(health) if peers and len(health.gpus) > 1 else None
     for name, arguments in (("topology", ["topo", "-m"]), ("p2p", ["topo", "-p2p", "r"])):
         try:
@@ -149,6 +155,11 @@ def _start_peers(health: Health) -> Any:
 
 def gpus(run: Runner = nvidia_smi) -> list[dict[str, str]]:
     """One dictionary a GPU. Fields that this nvidia-smi does not know are dropped, one after the other."""
+    return _asked(run)[0]
+
+
+def _asked(run: Runner) -> tuple[list[dict[str, str]], list[str]]:
+    """What `gpus` gives, and the lines that are no GPU's."""
     fields = list(FIELDS)
     while fields:
         text = run([f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"])
@@ -156,10 +167,11 @@ def gpus(run: Runner = nvidia_smi) -> list[dict[str, str]]:
         if unknown and unknown.group(1) in fields:
             fields.remove(unknown.group(1))
             continue
-        rows = [row for line in text.splitlines() if (row := _cells(line, fields)) is not None]
-        if not rows:
+        rows = [(line, _cells(line, fields)) for line in text.splitlines()]
+        found = [dict(zip(fields, row, strict=True)) for _, row in rows if row is not None]
+        if not found:
             raise WorkError(f"nvidia-smi lists no GPU: {' '.join(text.split())[:200] or 'it printed nothing'}")
-        return [dict(zip(fields, row, strict=True)) for row in rows]
+        return found, [line for line, row in rows if row is None]
     raise WorkError("nvidia-smi knows none of the fields asked for")
 
 
@@ -194,9 +206,12 @@ def pairs(text: str) -> dict[str, str]:
 
 
 def processes(text: str) -> list[dict[str, str]]:
+    """One dictionary a process. A comma within a cell can only be the name's."""
     rows = [[c.strip() for c in line.split(",")] for line in text.splitlines()]
     return [
-        dict(zip(("gpu", "pid", "name", "memory_mib"), r, strict=True)) for r in rows if len(r) == 4 and r[1].isdigit()
+        {"gpu": r[0], "pid": r[1], "name": ", ".join(r[2:-1]), "memory_mib": r[-1]}
+        for r in rows
+        if len(r) >= 4 and r[1].isdigit()
     ]
 
 
@@ -325,10 +340,17 @@ def _judge_kinds(gpus: list[dict[str, str]]) -> list[Finding]:
         ("memory.total", "memory sizes"),
         ("clocks.max.sm", "maximum clocks"),
         ("power.limit", "power limits"),
+        ("pcie.link.width.max", "PCIe widths"),  # a narrow slot lowers the card's own maximum
+        ("pcie.link.gen.max", "PCIe generations"),
     ):
-        values = Counter(g[key] for g in gpus if key in g and (key == "name" or number(g, key) is not None))
+        values: dict[str, list[str]] = {}
+        for g in gpus:
+            if key in g and (key == "name" or number(g, key) is not None):
+                values.setdefault(g[key], []).append(g.get("index", "?"))
         if len(values) > 1:
-            parts = ", ".join(f"{n} x {value}" for value, n in values.most_common())
+            most, *fewer = sorted(values.items(), key=lambda item: -len(item[1]))
+            odd = (f"{len(which)} x {value} (GPU {', '.join(which)})" for value, which in fewer)
+            parts = ", ".join([f"{len(most[1])} x {most[0]}", *odd])
             found.append(
                 Finding(
                     "warning",

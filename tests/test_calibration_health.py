@@ -79,7 +79,8 @@ def test_healthy_box_has_no_findings() -> None:
          "GPU 0 is throttled by hardware slowdown, temperature (hardware): at 345 of 1980 MHz"),
         ({3: {"ecc.errors.uncorrected.volatile.total": "2"}}, "error", "GPU 3 has 2 uncorrected ECC errors"),
         ({3: {"mig.mode.current": "Enabled"}}, "error", "GPU 3 is split by MIG"),
-        ({4: {"name": "NVIDIA H100"}}, "warning", "GPUs of different kinds: 7 x NVIDIA H200, 1 x NVIDIA H100"),
+        ({4: {"name": "NVIDIA H100"}}, "warning", "GPUs of different kinds: 7 x NVIDIA H200, 1 x NVIDIA H100 (GPU 4)"),
+        ({5: {"pcie.link.width.max": "8", "pcie.link.width.current": "8"}}, "warning", "different PCIe widths: 7 x 16, 1 x 8 (GPU 5)"),
         ({4: {"ecc.mode.current": "Disabled"}}, "note", "ECC is off"),
         ({2: {"clocks.sm": "[GPU requires reset]"}}, "error", "GPU 2 reports '[GPU requires reset]'"),
         ({2: {"temperature.gpu": "ERR!"}}, "error", "GPU 2 reports 'ERR!'"),
@@ -203,6 +204,24 @@ def test_commas_in_a_name_and_lines_of_other_kinds_do_no_harm() -> None:
         return f"{text}WARNING: infoROM is corrupted at gpu 0000:01:00.0\n" if "--query-gpu" in arguments[0] else text
 
     assert [g["name"] for g in health.gpus(run)] == ["NVIDIA H200", "NVIDIA RTX, special edition"]
+
+
+def test_a_gpu_that_does_not_answer_is_an_error() -> None:
+    """Of two GPUs one fell off the bus: nvidia-smi prints a sentence in its place."""
+
+    def run(arguments: list[str]) -> str:
+        lost = "Unable to determine the device handle for GPU1: 0000:02:00.0: Unknown Error\n"
+        return Box(1)(arguments) + (lost if "--query-gpu" in arguments[0] else "")
+
+    assert health.collect(run).findings[0].level == "error"
+    assert "a GPU does not answer (Unable to determine" in health.collect(run).findings[0].line
+
+
+def test_a_process_with_a_comma_in_its_name_counts() -> None:
+    apps = "GPU-1, 55, /usr/bin/python, train.py, 1024\nGPU-0, 66, [Not Found], [N/A]\n"
+    found = findings(Box(2, apps=apps))
+    assert any("GPU 1: 1 other process on it, 1.0 GiB" in line for line in found)
+    assert any("GPU 0: 1 other process on it:" in line for line in found)
 
 
 @pytest.mark.parametrize("output", ["", "No devices were found\n", "garbage"])
