@@ -142,7 +142,8 @@ def message_of(content: bytes) -> str:
 
 @dataclass(frozen=True)
 class Served:
-    """What a server says that it runs. `info` is SGLang's server info without secrets; empty for vLLM."""
+    """What a server says that it runs. `info` is SGLang's server info without secrets; for vLLM, which says nothing, what
+    its flags say of drafting, in SGLang's keys."""
 
     engine: Literal["sglang", "vllm"]
     version: str
@@ -150,24 +151,32 @@ class Served:
     info: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def draft_tokens(self) -> int:
-        """Rows a sequence that a verify pass has; 1 without speculation. vLLM does not say: 1."""
-        return int(self.info.get("speculative_num_draft_tokens") or 1) if self.info.get("speculative_algorithm") else 1
+    def speculative(self) -> bool:
+        """Whether it drafts, as far as it says so."""
+        return bool(self.info.get("speculative_algorithm"))
 
     @property
     def max_running(self) -> int | None:
-        """Requests that run at once, where the server says so."""
-        states = self.info.get("internal_states") or [{}]
-        first = states[0] if isinstance(states[0], dict) else {}
-        values = [self.info.get("max_running_requests"), first.get("effective_max_running_requests_per_dp")]
-        found = [int(v) for v in values if isinstance(v, int) and v > 0]
-        return min(found) if found else None
+        """Requests that run at once on all data-parallel ranks, where the server says so."""
+        states = self.info.get("internal_states")  # a list by rank; in older releases the first rank alone
+        first = states[0] if isinstance(states, list) and states else states
+        own = first.get("effective_max_running_requests_per_dp") if isinstance(first, dict) else None
+        found = [_count(self.info.get("max_running_requests")), _count(own) * self._ranks]
+        return min((n for n in found if n), default=None)
 
     @property
     def kv_tokens(self) -> int | None:
-        """Tokens that the KV cache holds, where the server says so."""
-        found = self.info.get("max_total_num_tokens")
-        return int(found) if isinstance(found, int) and found > 0 else None
+        """Tokens that the KV caches of all data-parallel ranks hold, where the server says so."""
+        return _count(self.info.get("max_total_num_tokens")) * self._ranks or None
+
+    @property
+    def _ranks(self) -> int:
+        return _count(self.info.get("dp_size")) or 1
+
+
+def _count(value: Any) -> int:
+    """The value where it is a number of things, else 0."""
+    return value if type(value) is int and value > 0 else 0
 
 
 _SECRET = re.compile(r"api[-_]?key|password|secret|credential|(^|_)token$|auth", re.IGNORECASE)
@@ -215,7 +224,7 @@ def _is_secret(flag: str) -> bool:
 
 def identify(client: Client, timeout: float = 30.0) -> Served:
     """What the server runs. Raises ServerError when it is neither SGLang nor vLLM."""
-    for path in ("/get_server_info", "/server_info"):
+    for path in ("/server_info", "/get_server_info"):  # the latter is the older name, and warned of in the log since
         try:
             info = client.json("GET", path, timeout=timeout)
         except PointError:
@@ -228,7 +237,7 @@ def identify(client: Client, timeout: float = 30.0) -> Served:
         return Served("vllm", str(version["version"]), str(models["data"][0]["id"]))
     except (PointError, KeyError, TypeError, IndexError):
         raise ServerError(
-            f"{client.url}: is neither SGLang (no /get_server_info) nor vLLM (no /version with /v1/models)"
+            f"{client.url}: is neither SGLang (no /server_info) nor vLLM (no /version with /v1/models)"
         ) from None
 
 
@@ -335,7 +344,8 @@ def generate(
         counts = [int(m["completion_tokens"]) for m in metas]
     except (KeyError, TypeError, ValueError):
         raise PointError(
-            f"{client.url}/generate: the answer has no meta_info: {message_of(json.dumps(answers).encode())}"
+            f"{client.url}/generate: the answer has no meta_info with completion_tokens, as SGLang's have; is a proxy in front? "
+            f"({hide(message_of(json.dumps(answers).encode()), secrets_of())})"
         ) from None
     if len(counts) != len(token_ids) or set(counts) != {new_tokens}:
         reason = json.dumps(metas[0].get("finish_reason"))[:120] if metas else "none"
@@ -344,7 +354,12 @@ def generate(
         raise PointError(f"{client.url}/generate: {got} instead of {asked} (finish reason {reason})")
     times = [m["e2e_latency"] for m in metas if isinstance(m.get("e2e_latency"), (int, float))]
     verified = [m["spec_verify_ct"] for m in metas if m.get("spec_verify_ct")]
-    cycles = float(max(verified)) if verified else (float(new_tokens - 1) if served.draft_tokens == 1 else None)
+    if served.speculative and not verified:
+        raise PointError(
+            f"{client.url}/generate: the answers do not say how many cycles they took (spec_verify_ct); "
+            "is this an old SGLang, or a proxy in front that strips them?"
+        )
+    cycles = float(max(verified)) if verified else float(new_tokens - 1)
     lengths = [round((new_tokens - 1) / v, 4) for v in verified] if len(verified) == len(metas) else []
     histograms = [m.get("spec_correct_drafts_histogram") or m.get("spec_accept_histogram") or [] for m in metas]
     width = max(map(len, histograms), default=0)

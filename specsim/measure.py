@@ -166,6 +166,11 @@ def _one(
     cycles = answer.cycles
     if cycles is None:
         drafts = growth(before, after, DRAFTS) or 0.0
+        if served.speculative and not drafts:
+            raise PointError(
+                f"{client.url}: it drafts, and /metrics counts no draft ({DRAFTS}); is speculation off at this batch, or is "
+                "this a vLLM without its V1 counters?"
+            )
         cycles = drafts / len(token_ids) if drafts else float(new_tokens - 1)
         series.drafts += drafts
         for position in after.categories(ACCEPTED, "position") if after is not None else []:
@@ -247,7 +252,7 @@ def measure(
 
 
 def _point(served: Served, batch: int, context: int, series: _Series, cycle: Quantity) -> Point:
-    speculative = served.draft_tokens > 1 or series.drafts > 0 or any(a.histogram for a in series.answers)
+    speculative = served.speculative or series.drafts > 0 or any(a.histogram for a in series.answers)
     notes: list[str] = []
     raw: dict[str, object] = {
         "prompt_tokens": context,

@@ -23,11 +23,12 @@ from specsim.profiles import Profile
 from specsim.progress import track
 from specsim.provenance import Source, sources_of_all
 from specsim.quantities import six
-from specsim.records import Correction, LoadRun, Point, Record
+from specsim.records import Correction, LoadRun, Point, Record, first_trouble
 from specsim.routing import parse as parse_routing
 from specsim.scenarios import Scenario, of_record
 
 SCHEMA = "specsim.validation/1"
+RECORD = "specsim.record/1"
 STEPS = ("decode", "draft", "verify", "extend", "host", "cycle", "tokens_per_s", "break_even")  # at a fixed batch
 PHASES = (*STEPS, *load_replay.PHASES)  # the latter under load
 JUDGED = (
@@ -139,12 +140,14 @@ def load(path: Path) -> tuple[list[Record], list[str]]:
     for file in files:
         try:
             content = read_json(file, "record")
-            if path.is_dir() and (not isinstance(content, dict) or content.get("schema") != "specsim.record/1"):
+            schema = content.get("schema") if isinstance(content, dict) else None
+            if path.is_dir() and schema != RECORD:
+                if str(schema).startswith("specsim.record/"):
+                    skipped.append(f"{file}: is a {schema}, and this specsim reads {RECORD}; install the newer one")
                 continue
             record = Record.model_validate(content)
         except ValidationError as error:
-            first = error.errors()[0]
-            skipped.append(f"{file}: is not a specsim.record/1 ({'.'.join(map(str, first['loc']))}: {first['msg']})")
+            skipped.append(f"{file}: is not a {RECORD} ({first_trouble(error)})")
             continue
         except InputError as error:
             skipped.append(str(error))

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from specsim.errors import InputError, did_you_mean
 from specsim.files import read_json, read_yaml
 from specsim.load import Load
+from specsim.records import first_trouble
 from specsim.server import MULTICAST_OFF, SAFE_FLAG
 
 ALGORITHMS = {
@@ -108,7 +109,7 @@ def make_setup(values: dict[str, Any], where: str) -> Setup:
             raise InputError(
                 f"unknown key {key!r}", where=where, mend=did_you_mean(key, list(Setup.model_fields))
             ) from None
-        raise InputError(f"{key}: {first['msg']}", where=where, mend="correct that value") from None
+        raise InputError(first_trouble(error), where=where, mend="correct that value") from None
     if setup.method not in ("none", "ngram") and setup.num_steps is None:
         raise InputError(
             f"method {setup.method} needs num_steps", where=where, mend="give --num-steps, as SGLang has it"

@@ -7,20 +7,20 @@ import datetime
 import importlib.metadata
 import json
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import specsim.kernels as kernels
 from specsim.errors import InputError, WorkError
 from specsim.files import write_atomically
+from specsim.launch import read_launch
 from specsim.live import (
     ChangedError,
     Client,
@@ -36,6 +36,7 @@ from specsim.live import (
 )
 from specsim.load import Load, measure_loads, seconds_of
 from specsim.measure import Plan, measure
+from specsim.profiles import load_profile
 from specsim.records import Correction, EngineRun, Record
 from specsim.server import Launched, free_port, refuse_multicast
 from specsim.setups import Setup, config_of, moe_layers, server_env, server_flags, target_config
@@ -178,13 +179,18 @@ def run_url(
     deadline: float = float("inf"),
     request_timeout: float = 300.0,
 ) -> tuple[Path, int]:
-    """Measure a server that already runs. The record's path and how many points failed. Raises WorkError.
+    """Measure a server that already runs. The record's path and how many points failed. Raises WorkError, and InputError for
+    a model, a profile or a log that is not there.
 
     model: where its config.json is, if not where the server says; log: the server's log file, if it can be read here;
     flags: those that it was started with, for a server that does not say (vLLM).
     """
     client = Client(url, request_timeout)
-    served = identify(client)
+    tail = None if log is None else _tail(log)
+    target = None if model is None else config_of(model, "target")
+    if hardware is not None:
+        load_profile(hardware)
+    served = _flagged(identify(client), flags)
     say(f"{client.url}: {served.engine} {served.version}, {served.model}")
     label = name or re.sub(r"[^A-Za-z0-9._-]+", "-", f"{served.engine}-{Path(served.model).name}").strip("-.")
     record = Record(
@@ -196,7 +202,7 @@ def run_url(
         method=METHOD,
     )
     record.engine = EngineRun(name=served.engine, version=served.version, flags=redact([*flags_of(served), *flags]))
-    record.target_config = _find_config(model or Path(served.model))
+    record.target_config = target or _find_config(Path(served.model))
     draft = served.info.get("speculative_draft_model_path")
     record.draft_config = _find_config(Path(str(draft))) if draft else None
     if record.target_config is None:
@@ -204,7 +210,6 @@ def run_url(
     record.caveats.append("other users' requests, if there were any, slow the steps down")
     record.name, record.hardware = free_name(folder, label), hardware
     recorder = Recorder(record, folder)
-    tail = LogTail(log) if log is not None else None
     try:
         failed = measure_all(client, served, recorder, pairs, plan, tail, say, deadline)
         if load is not None:
@@ -214,6 +219,22 @@ def run_url(
     if not recorder.drop_if_empty():
         raise WorkError(f"{client.url}: no point could be measured; see the lines above")
     return recorder.path, failed
+
+
+def _tail(log: Path) -> LogTail:
+    if not log.is_file():
+        raise InputError("no such log", where=f"--server-log {log}", mend="check the path, or leave it out")
+    return LogTail(log)
+
+
+def _flagged(served: Served, flags: Sequence[str]) -> Served:
+    """A vLLM server with what its flags say of drafting, which it does not say itself. Raises InputError for what vLLM
+    would refuse."""
+    if served.engine != "vllm" or not flags:
+        return served
+    said = read_launch("vllm", ["--model", served.model, *flags]).options
+    drafting = said.get("method", "none") != "none"
+    return replace(served, info={"speculative_algorithm": said["method"]}) if drafting else served
 
 
 def run_setup(
@@ -241,7 +262,7 @@ def run_setup(
     if not multicast:
         refuse_multicast(setup.flags, env, where)
     with ExitStack() as stack:
-        models = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="specsim-")))
+        models = Path(stack.enter_context(_temporary()))
         model = _as_folder(setup.model, models / "target", config if setup.layers else None)
         draft = _as_folder(setup.draft, models / "draft") if setup.draft else None
         chosen = free_port(port)
@@ -341,16 +362,18 @@ def _profile(client: Client, served: Served, setup: Setup, recorder: Recorder, s
     return 0
 
 
+def _temporary() -> tempfile.TemporaryDirectory[str]:
+    try:
+        return tempfile.TemporaryDirectory(prefix="specsim-")
+    except OSError as error:
+        raise WorkError(f"no temporary folder can be made ({error.strerror}); set TMPDIR to one with space") from None
+
+
 def _as_folder(path: Path, target: Path, config: dict[str, Any] | None = None) -> str:
     """A folder that SGLang takes as a model: the given one, or a new one around the config file or around `config`."""
-    if config is not None:
-        target.mkdir()
-        (target / "config.json").write_text(json.dumps(config), encoding="utf-8")
-        return str(target)
-    if path.is_dir():
+    if config is None and path.is_dir():
         return str(path)
-    target.mkdir()
-    shutil.copyfile(path, target / "config.json")
+    write_atomically(target / "config.json", json.dumps(config) if config is not None else path.read_bytes())
     return str(target)
 
 

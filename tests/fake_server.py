@@ -30,6 +30,8 @@ class State:
     accept: int = 2  # tokens a cycle when draft_tokens > 1
     capacity: int = 48  # requests that run at once
     tp: int = 2
+    info: dict[str, Any] = field(default_factory=dict)  # more of what SGLang says of itself
+    info_path: str = "/server_info"
     batches: int = 0  # answered so far
     passes: float = 0.0
     drafts: float = 0.0
@@ -131,7 +133,7 @@ class Handler(BaseHTTPRequestHandler):
             if self.path == "/v1/models":
                 return self.send(200, {"data": [{"id": "fake-model"}]})
             return self.send(404, {"detail": "Not Found"})
-        if self.path == "/get_server_info":
+        if self.path == state.info_path:
             changed = state.fault == "version" and max(state.batches, state.streamed - 28) > 18
             info = {
                 "version": "9.9" if changed else "0.5.16",
@@ -142,7 +144,7 @@ class Handler(BaseHTTPRequestHandler):
             info |= {"max_running_requests": state.capacity, "disable_cuda_graph": True, "max_total_num_tokens": 100000}
             if state.draft_tokens > 1:
                 info |= {"speculative_algorithm": "EAGLE3", "speculative_num_draft_tokens": state.draft_tokens}
-            return self.send(200, info)
+            return self.send(200, info | state.info)
         return self.send(404, {"detail": "Not Found"})
 
     def metrics(self) -> str:
@@ -155,7 +157,8 @@ class Handler(BaseHTTPRequestHandler):
                 )
         if state.engine == "vllm":
             lines += [f'vllm:iteration_tokens_total_count{{engine="0"}} {state.passes!r}']
-            lines += [f'vllm:spec_decode_num_drafts_total{{engine="0"}} {state.drafts!r}']
+            if state.fault != "no-drafts":
+                lines += [f'vllm:spec_decode_num_drafts_total{{engine="0"}} {state.drafts!r}']
             accepted = {"0": state.drafts * (state.accept > 1), "1": 0.0}
             for position, value in accepted.items():
                 lines.append(
@@ -291,7 +294,9 @@ class Handler(BaseHTTPRequestHandler):
             "e2e_latency": seconds,
             "finish_reason": {"type": "length"},
         }
-        if speculative:
+        if state.fault == "bare":
+            return self.send(200, [{"text": "", "echo": self.headers.get("Authorization")}] * batch)
+        if speculative and state.fault != "stripped":
             meta |= {"spec_verify_ct": cycles, "spec_correct_drafts_histogram": [0] * (state.accept - 1) + [cycles]}
         return self.send(200, [{"output_ids": [100] * tokens, "meta_info": meta} for _ in range(batch)])
 

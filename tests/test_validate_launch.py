@@ -167,17 +167,23 @@ def test_a_full_disk_ends_the_run_and_stops_the_server(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     child = tmp_path / "child"
-    written = []
+    write = validate.write_atomically
 
     def full(path: Path, text: str) -> None:
-        if written:
+        if path == tmp_path / "tiny.json":
             raise WorkError(f"{path}: cannot be written: No space left on device")
-        written.append(text)
+        write(path, text)
 
     monkeypatch.setattr(validate, "write_atomically", full)
     with pytest.raises(WorkError, match="No space left on device"):
         launch(scenario(model, env={"FAKE_CHILD_FILE": str(child)}), tmp_path)
     assert gone(int(child.read_text()))
+
+
+def test_no_place_for_temporary_files(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
+    with pytest.raises(WorkError, match=r"no temporary folder can be made .*set TMPDIR"):
+        launch(scenario(model), tmp_path)
 
 
 def test_a_taken_port() -> None:
@@ -254,7 +260,7 @@ def test_stop_kills_a_child_that_ignores_sigterm(tmp_path: Path) -> None:
     assert gone(child)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupted_command_leaves_no_orphan(model: Path, tmp_path: Path, number: signal.Signals) -> None:
     child = tmp_path / "child"
     command = [

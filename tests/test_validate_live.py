@@ -215,6 +215,8 @@ def test_what_is_not_an_inference_server(state: dict[str, Any], message: str, mo
         ({"fault": "unsteady"}, "not steady: 2.00 target passes a step"),
         ({"fault": "unsteady", "engine": "vllm"}, "not steady: 2.00 target passes a step"),
         ({"capacity": 1}, "runs at most 1 requests at once"),
+        ({"fault": "stripped", "draft_tokens": 4}, "do not say how many cycles they took"),
+        ({"fault": "bare"}, "no meta_info with completion_tokens"),
     ],
 )
 def test_a_point_that_cannot_be_measured(state: dict[str, Any], message: str) -> None:
@@ -226,6 +228,52 @@ def test_a_point_that_cannot_be_measured(state: dict[str, Any], message: str) ->
 def test_a_batch_beyond_the_kv_cache_is_not_sent() -> None:
     with pytest.raises(PointError, match="KV cache and the server has 100000"):
         one(batch=4, context=40000)
+
+
+@pytest.mark.parametrize(
+    ("info", "running"),
+    [
+        ({}, 48),
+        ({"internal_states": {"effective_max_running_requests_per_dp": 16}}, 16),  # as older releases have it
+        ({"internal_states": [{"effective_max_running_requests_per_dp": 16}, {}]}, 16),
+        ({"internal_states": [{"effective_max_running_requests_per_dp": 4}] * 8, "dp_size": 8}, 32),
+        ({"internal_states": []}, 48),
+        ({"internal_states": [None], "max_running_requests": None}, None),
+    ],
+)
+def test_how_many_requests_run_at_once(info: dict[str, Any], running: int | None) -> None:
+    """The smaller of what was asked for (48) and what the ranks hold together; by every release's layout and path."""
+    with FakeServer(info=info, info_path="/get_server_info") as server:
+        served = identify(Client(server.url))
+    assert served.max_running == running
+    assert served.kv_tokens == 100000 * info.get("dp_size", 1)
+
+
+def test_a_vllm_that_drafts_and_counts_no_draft_is_not_taken_for_plain_decoding(tmp_path: Path) -> None:
+    """Its flags say that it drafts, as nothing else does; without them a plain server is measured as one."""
+    said: list[str] = []
+    flags = ["--speculative-config", '{"method": "eagle3", "model": "d", "num_speculative_tokens": 3}']
+    with FakeServer(engine="vllm", draft_tokens=4, fault="no-drafts") as server:
+        with pytest.raises(WorkError, match="no point could be measured"):
+            run_url(server.url, [(1, 32)], tmp_path, PLAN, said.append, flags=flags)
+        assert "it drafts, and /metrics counts no draft" in said[-1]
+    with FakeServer(engine="vllm", draft_tokens=4, step_ms=4.0) as server:
+        path, failed = run_url(server.url, [(1, 32)], tmp_path, PLAN, quiet, flags=flags)
+    assert failed == 0
+    assert json.loads(path.read_text())["points"][0]["tokens_per_cycle"] == pytest.approx(2, rel=0.1)
+
+
+def test_a_model_a_profile_or_a_log_that_is_not_there_is_told_first(tmp_path: Path) -> None:
+    for what, words in (
+        ({"log": tmp_path / "no.log"}, "no such log"),
+        ({"model": tmp_path / "no"}, "no such target config"),
+        ({"hardware": "no"}, "no hardware profile"),
+        ({"flags": ["--speculative-config", "{"]}, "speculative-config"),
+    ):
+        with FakeServer(engine="vllm") as server:
+            with pytest.raises(InputError, match=words):
+                run_url(server.url, [(1, 32)], tmp_path, PLAN, quiet, **what)  # type: ignore[arg-type]
+            assert server.state.batches == 0
 
 
 def test_a_slow_server_ends_at_the_time_limit_of_a_request() -> None:
@@ -264,9 +312,10 @@ def test_what_no_server_can_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_key_that_the_server_sends_back_is_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPECSIM_API_KEY", "sesame")
     said: list[str] = []
-    with FakeServer(fault="echo") as server, pytest.raises(WorkError):
-        run_url(server.url, [(1, 32)], tmp_path, PLAN, said.append)
-    assert "unknown Bearer ***" in said[-1]
+    for fault in ("bare", "echo"):
+        with FakeServer(fault=fault) as server, pytest.raises(WorkError):
+            run_url(server.url, [(1, 32)], tmp_path, PLAN, said.append)
+        assert "Bearer ***" in said[-1]
     assert not list(tmp_path.glob("*.json"))
 
 

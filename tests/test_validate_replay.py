@@ -188,6 +188,38 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "median error" in run(name="llama8b-base.json")[1]
 
 
+def test_a_record_of_a_newer_release_is_told_and_other_files_are_not(tmp_path: Path) -> None:
+    for name, document in (("new", {"schema": "specsim.record/2"}), ("other", {"schema": "specsim.plan/1"})):
+        (tmp_path / f"{name}.json").write_text(json.dumps(document))
+    (tmp_path / "old.json").write_text(record("old", [decode(1, 8)]).model_dump_json(by_alias=True))
+    records, skipped = load(tmp_path)
+    assert [r.name for r in records] == ["old"]
+    assert len(skipped) == 1
+    assert "new.json: is a specsim.record/2, and this specsim reads specsim.record/1" in skipped[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--records", "validation", "--batch", "1"], "--batch: says nothing with --records"),
+        (["--url", "x", "--fail-over", "10%"], "--fail-over: says nothing with --url; it is for --records"),
+        (["--url", "x", "--tp", "1"], "--tp: says nothing with --url"),
+        (["--scenarios", "x", "--method", "ngram"], "--method: says nothing with --scenarios"),
+        (["--url", "x", "--name", "../x"], "cannot be a file's name"),
+        (["--url", "x", "--vllm-args", "--a 'b"], "--vllm-args: cannot be split: no closing quotation"),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_named(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from specsim.cli import main
+
+    with pytest.raises(SystemExit) as end:
+        main(["validate", *arguments])
+    assert end.value.code == 2
+    assert words in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

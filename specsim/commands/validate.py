@@ -7,6 +7,7 @@ import shlex
 import signal
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import click
 
 from specsim.commands.common import (
     Meter,
+    Name,
     OneOf,
     Percent,
     draw,
@@ -29,39 +31,40 @@ from specsim.errors import InputError
 
 
 class Numbers(click.ParamType):  # type: ignore[type-arg, unused-ignore]
-    """Whole numbers with commas between them."""
-
-    name = "N,N,..."
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
-        if isinstance(value, list):
-            return value
-        try:
-            numbers = [int(part) for part in str(value).split(",")]
-        except ValueError:
-            self.fail(f"{value!r} is not a list such as 1,2,4", param, ctx)
-        if min(numbers) < 1:
-            self.fail(f"{value!r} holds a number below 1", param, ctx)
-        return numbers
-
-
-class Rates(click.ParamType):  # type: ignore[type-arg, unused-ignore]
     """Positive numbers with commas between them."""
 
-    name = "R,R,..."
+    def __init__(self, name: str, kind: Callable[[str], float], most: int, such: str) -> None:
+        self.name, self.kind, self.most, self.such = name, kind, most, such
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[float]:
         if isinstance(value, list):
             return value
         try:
-            numbers = [float(part) for part in str(value).split(",")]
+            numbers = [self.kind(part) for part in str(value).split(",")]
         except ValueError:
-            self.fail(f"{value!r} is not a list such as 2,8,12", param, ctx)
-        if not all(0 < n <= 1e5 for n in numbers):
-            self.fail(f"{value!r} holds a number that is not in 0 to 100,000", param, ctx)
+            self.fail(f"{value!r} is not a list such as {self.such}", param, ctx)
+        if not all(0 < n <= self.most for n in numbers):
+            self.fail(f"{value!r} holds a number that is not above 0 and up to {self.most:,}", param, ctx)
         return numbers
 
 
+COUNTS = Numbers("N,N,...", int, 2**20, "1,2,4")
+RATES = Numbers("R,R,...", float, 100_000, "2,8,12")
+MEASURING, STARTING = ("url", "launch", "scenarios"), ("launch", "scenarios")
+# option -> the ways to run that it is for; the others are for all
+MODES: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("output", "batch", "context", "duration", "quick", "time_limit", "request_timeout"), MEASURING),
+    **dict.fromkeys(("rate", "num_requests", "input_tokens", "output_tokens", "seed"), MEASURING),
+    **dict.fromkeys(("max_running", "only", "resume", "layers", "port", "start_timeout"), STARTING),
+    **dict.fromkeys(("server_command", "allow_multicast"), STARTING),
+    **dict.fromkeys(("tp", "method", "num_steps", "topk", "draft_tokens", "accept_length"), ("launch",)),
+    **dict.fromkeys(("eager", "profile", "sglang_args"), ("launch",)),
+    "name": ("url", "launch"),
+    "model": ("url", "launch", "records"),
+    "draft": ("launch", "records"),
+    **dict.fromkeys(("server_log", "vllm_args"), ("url",)),
+    **dict.fromkeys(("plot", "fail_over"), ("records",)),
+}
 PATH = click.Path(path_type=Path)
 
 
@@ -78,12 +81,12 @@ PATH = click.Path(path_type=Path)
 @click.option(
     "-o", "--output", type=PATH, default=Path("runs"), metavar="DIR", help="Folder for records and logs; default runs."
 )
-@click.option("--batch", type=Numbers(), help="Batch sizes; default 1,4,16,32.")
-@click.option("--context", type=Numbers(), help="Prompt lengths in tokens; default 1024.")
-@click.option("--rate", type=Rates(), help="Under load: Poisson requests a second, one run for each.")
+@click.option("--batch", type=COUNTS, help="Batch sizes; default 1,4,16,32.")
+@click.option("--context", type=COUNTS, help="Prompt lengths in tokens; default 1024.")
+@click.option("--rate", type=RATES, help="Under load: Poisson requests a second, one run for each.")
 @click.option(
     "--num-requests",
-    type=Numbers(),
+    type=COUNTS,
     metavar="N,N,...",
     help="Requests of a load run, one number or one a rate; default 400.",
 )
@@ -117,7 +120,7 @@ PATH = click.Path(path_type=Path)
     "--only", multiple=True, metavar="NAME", help="Of --scenarios, those that match; may hold * and be given again."
 )
 @click.option("--resume", is_flag=True, help="Of --scenarios, leave out those that have a record in the output folder.")
-@click.option("--name", metavar="NAME", help="Name of the record.")
+@click.option("--name", type=Name(), help="Name of the record.")
 @click.option(
     "--model",
     type=PATH,
@@ -224,9 +227,30 @@ def command(**options: Any) -> int:
             where="validate",
             mend="--records DIR replays offline; `specsim validate --help` shows examples",
         )
+    _refuse_others(modes[0])
     if modes == ["records"]:
         return _replay(options)
     return _measure(modes[0], options)
+
+
+def _refuse_others(mode: str) -> None:
+    """Raise InputError for an option on the line that says nothing with this way to run."""
+    context = click.get_current_context()
+    for option in context.command.params:
+        ways = MODES.get(option.name or "", (mode,))
+        given = context.get_parameter_source(option.name or "") is click.core.ParameterSource.COMMANDLINE
+        if given and mode not in ways:
+            meant = " or ".join(f"--{way}" for way in ways)
+            raise InputError(f"says nothing with --{mode}", where=option.opts[-1], mend=f"it is for {meant}")
+
+
+def _words(options: dict[str, Any], option: str) -> list[str]:
+    """The words of a command line that an option holds."""
+    try:
+        return shlex.split(options[option])
+    except ValueError as error:
+        where = f"--{option.replace('_', '-')}"
+        raise InputError(f"cannot be split: {str(error).lower()}", where=where, mend="balance the quotes") from None
 
 
 def _measure(mode: str, options: dict[str, Any]) -> int:
@@ -239,7 +263,9 @@ def _measure(mode: str, options: dict[str, Any]) -> int:
         plan = replace(plan, point_s=options["duration"], max_repeats=1000)
     deadline = time.monotonic() + options["time_limit"] if options["time_limit"] else float("inf")
     folder: Path = options["output"]
-    signal.signal(signal.SIGTERM, _interrupted)
+    for number in (signal.SIGTERM, signal.SIGHUP):  # a lost terminal too, unless nohup has it ignored
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _interrupted)
     if mode == "url":
         load = _load(options)
         pairs = [(b, c) for c in options["context"] or [1024] for b in options["batch"] or [1, 4, 16, 32]]
@@ -255,7 +281,7 @@ def _measure(mode: str, options: dict[str, Any]) -> int:
             name=options["name"],
             model=options["model"],
             log=options["server_log"],
-            flags=shlex.split(options["vllm_args"]),
+            flags=_words(options, "vllm_args"),
             hardware=options["hardware"],
             load=load,
             deadline=deadline,
@@ -296,7 +322,7 @@ def _measure(mode: str, options: dict[str, Any]) -> int:
                 request_timeout=options["request_timeout"],
                 deadline=deadline,
                 multicast=options["allow_multicast"],
-                command=shlex.split(options["server_command"]),
+                command=_words(options, "server_command"),
             ),
             note,
             deadline,
@@ -321,7 +347,7 @@ def _setup(options: dict[str, Any]) -> Any:
         )
     keys = ("model", "draft", "tp", "method", "num_steps", "topk", "draft_tokens", "accept_length", "eager", "profile")
     values = {key: options[key] for key in keys if options[key] is not None}
-    values["flags"] = shlex.split(options["sglang_args"])
+    values["flags"] = _words(options, "sglang_args")
     values |= {field: options[key] for key, field in (("batch", "batches"), ("context", "contexts")) if options[key]}
     values |= {"load": load} if (load := _load(options)) is not None else {}
     model: Path = options["model"]
