@@ -366,11 +366,7 @@ def _unwrap(root: Keys) -> tuple[Keys, bool]:
 
 
 def _architecture(root: Keys, text: Keys) -> str:
-    for keys in (root, text):
-        names = keys.get("architectures")
-        if isinstance(names, list) and names and isinstance(names[0], str):
-            return names[0]
-    return ""
+    return root.first("architectures") or text.first("architectures")
 
 
 def _family(root: Keys, text: Keys) -> tuple[str, Family, list[str]]:

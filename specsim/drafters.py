@@ -28,8 +28,7 @@ class Drafter:
 
 def draft_kind(config: Keys, text: Keys) -> str:
     """The kind of drafter that a config describes, "" for an ordinary model."""
-    names = config.get("architectures")
-    first = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
+    first = config.first("architectures")
     name = f"{first} {config.text('speculators_model_type')} {config.text('model_type')}".lower()
     projector = text.nested("dflash_config")
     for kind in ("dspark", "domino", "dflash"):

@@ -183,6 +183,8 @@ def cases_of(
     engines = sorted({r.engine.name for r in records if r.engine})
     if engine is None and len(engines) > 1:
         raise InputError(f"the records are of {', '.join(engines)}", where="fit", mend="choose one with --engine")
+    if engine is not None and engines and engine not in engines:
+        raise InputError(f"no record is of {engine}", where="--engine", mend=f"they are of {', '.join(engines)}")
     cases, skipped = [], []
     for record in track(records, "records"):
         if engine is not None and record.engine and record.engine.name != engine:

@@ -122,6 +122,11 @@ class Keys:
         found = self.items(name, length)
         return None if found is None else [self._check(name, v, minimum, MAX_SIZE) for v in found]
 
+    def first(self, name: str) -> str:
+        """The first text of a list, "" where there is none."""
+        value = self.get(name)
+        return value[0] if isinstance(value, list) and value and isinstance(value[0], str) else ""
+
     def nested(self, name: str) -> Keys | None:
         """The object under the key, None when absent."""
         value = self.get(name)

@@ -154,6 +154,8 @@ def load(path: Path) -> tuple[list[Record], list[str]]:
             continue
         if record.kind != "calibration":
             records.append(record)
+        elif not path.is_dir():
+            skipped.append("a calibration's: `specsim calibrate --refit` reads it")
     if not records:
         why = f" ({skipped[0]})" if skipped else ""
         raise InputError(

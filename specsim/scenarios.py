@@ -21,6 +21,7 @@ from specsim.configs import default_draft, load_model, load_preset, model_from_c
 from specsim.engines import Engine, load_engine
 from specsim.errors import InputError, did_you_mean
 from specsim.forward import Network, Parallel
+from specsim.keys import Keys
 from specsim.models import BF16, Format, Model
 from specsim.names import METHODS, PHASES
 from specsim.profiles import Profile, load_profile, load_shipped
@@ -513,8 +514,8 @@ def of_record(record: Record, point: Point, hardware: str | Profile | None = Non
             "has no engine or no target config", where=f"record {record.name}", mend="measure again with both"
         )
     target = model_from_config(record.target_config, name=record.name, source="record")
-    names = record.target_config.get("architectures") or [None]
-    launch = read_launch(record.engine.name, record.engine.flags, version=record.engine.version, architecture=names[0])
+    named = Keys(record.target_config, record.name).first("architectures") or None
+    launch = read_launch(record.engine.name, record.engine.flags, version=record.engine.version, architecture=named)
     options = {
         "tp": 1,
         "method": "none",

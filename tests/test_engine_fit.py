@@ -157,6 +157,11 @@ def test_the_shipped_terms_are_what_the_fit_finds() -> None:
     )  # runs that no term has seen: the shipped ones help
 
 
+def test_an_engine_that_no_record_is_of_is_named() -> None:
+    with pytest.raises(InputError, match="no record is of vllm; they are of sglang"):
+        cases_of(load(ROOT / "validation" / "llama8b-base.json")[0], engine="vllm")
+
+
 def test_phases_that_a_scenario_lacks_are_left_out() -> None:
     """One step drafts its only token in the extend: there is no draft pass to compare with, whatever the record says."""
     records, _ = load(ROOT / "validation" / "llama8b-e3-s3-ctx.json")

@@ -188,6 +188,21 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "median error" in run(name="llama8b-base.json")[1]
 
 
+@pytest.mark.parametrize("names", [True, "LlamaForCausalLM", [], [None], {}])
+def test_a_config_that_names_no_architecture_is_predicted_by_its_sizes(names: Any) -> None:
+    whole = Record.model_validate(json.loads((ROOT / "validation" / "llama8b-base.json").read_text()))
+    assert whole.target_config is not None
+    odd = whole.model_copy(update={"target_config": {**whole.target_config, "architectures": names}})
+    assert predict_point(odd, odd.points[0], None) == predict_point(whole, whole.points[0], None)
+
+
+def test_the_record_of_a_calibration_is_told_apart(tmp_path: Path) -> None:
+    path = tmp_path / "box.record.json"
+    path.write_text(Record(kind="calibration", name="box", date="2026-01-01").model_dump_json(by_alias=True))
+    with pytest.raises(InputError, match="a calibration's: `specsim calibrate --refit` reads it"):
+        load(path)
+
+
 def test_a_record_of_a_newer_release_is_told_and_other_files_are_not(tmp_path: Path) -> None:
     for name, document in (("new", {"schema": "specsim.record/2"}), ("other", {"schema": "specsim.plan/1"})):
         (tmp_path / f"{name}.json").write_text(json.dumps(document))
@@ -236,7 +251,8 @@ def test_bad_input_is_named(arguments: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--batch", "1,x"], ["--batch", "0"], ["--fail-over", "much"], ["--fail-over", "nan"]]
+    "arguments",
+    [["--batch", "1,x"], ["--batch", "0"], ["--fail-over", "much"], ["--fail-over", "nan"], ["--fail-over", "5%%"]],
 )
 def test_bad_numbers_are_named(arguments: list[str]) -> None:
     done = CliRunner().invoke(group, ["validate", "--launch", *arguments])

@@ -34,7 +34,7 @@ class Percent(click.ParamType):  # type: ignore[type-arg, unused-ignore]
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         text = str(value).strip()
         try:
-            number = float(text.rstrip("%")) / (100 if text.endswith("%") else 1)
+            number = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
         except ValueError:
             self.fail(f"{value!r} is not a share such as 10%", param, ctx)
         if not 0 <= number < (10 if text.endswith("%") else 1):
