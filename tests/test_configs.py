@@ -687,7 +687,7 @@ def test_presets_folders_and_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [("{", ["not JSON", "line 1"]), ('{\n "a": 1,\n}', ["not JSON", "line 3"]), ("[1]", ["list", "object"]),
-     ("3", ["a number", "object"]), ("null", ["is null", "object"]), ("", ["not JSON"]), ("{}", ["hidden_size"]), ("[" * 5000, ["nested"])],
+     ("3", ["a number", "object"]), ("null", ["is null", "object"]), ("", ["is empty"]), ("{}", ["hidden_size"]), ("[" * 5000, ["nested"])],
 )  # fmt: skip
 def test_bad_files_are_refused(tmp_path: Path, content: str, words: list[str]) -> None:
     path = tmp_path / "config.json"
