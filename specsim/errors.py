@@ -32,9 +32,11 @@ class WorkError(SpecsimError):
 
 
 def did_you_mean(name: str, known: list[str] | tuple[str, ...]) -> str:
-    """The mend for an unknown name: the nearest known one, and the known ones, as many as a line holds."""
+    """The mend for an unknown name: the nearest known one, or the shortest that it is a part of, and the known ones, as many
+    as a line holds."""
     import difflib
 
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    part_of = [one for one in known if len(name) > 2 and name.lower() in one.lower()]
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5) or sorted(part_of, key=len)
     listing = ", ".join(known[:LISTED]) + (f" and {len(known) - LISTED} more" if len(known) > LISTED else "")
     return f"did you mean {near[0]!r}? (known: {listing})" if near else f"known: {listing}"

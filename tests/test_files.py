@@ -68,3 +68,9 @@ def test_an_error_lists_as_many_names_as_a_line_holds() -> None:
     assert "did you mean 'name-99'" in listed
     assert listed.count(",") == LISTED - 1
     assert "80 more" in listed
+
+
+def test_a_part_of_a_name_finds_the_shortest_that_has_it() -> None:
+    names = ["Kimi-K2-Instruct", "Kimi-K2.5", "Llama-3.1-8B"]
+    assert "did you mean 'Kimi-K2.5'" in did_you_mean("kimi", names)
+    assert did_you_mean("zz", names).startswith("known:")
