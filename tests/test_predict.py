@@ -270,7 +270,7 @@ def test_names_are_no_markup_and_numbers_are_whole(capsys: pytest.CaptureFixture
 
 @pytest.mark.parametrize(
     ("content", "expected"),
-    [("{,}", "line 1"), ("[1]", "object"), ('{"hidden_size": 4}', "missing"), ("", "JSON")],
+    [("{,}", "line 1"), ("[1]", "object"), ('{"hidden_size": 4}', "missing"), ("", "is empty")],
 )
 def test_a_broken_config_names_its_place(
     content: str, expected: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
