@@ -397,6 +397,10 @@ class Counters:
         ]
         return sum(v for _, v in found) / len({rank for rank, _ in found}) if found else None
 
+    def any_of(self, prefix: str) -> bool:
+        """Whether there is a counter whose name begins so."""
+        return any(sample.startswith(prefix) for sample, _, _ in self._samples)
+
     def categories(self, name: str, label: str) -> list[str]:
         """Values that `label` takes in the counter."""
         return sorted(

@@ -38,6 +38,7 @@ PASSES = "sglang:cuda_graph_passes"
 STEPS = "vllm:iteration_tokens_total_count"  # a histogram with one entry an engine step
 RETRACTED = ("sglang:num_retracted_requests", "vllm:num_preemptions")
 DRAFTS = "vllm:spec_decode_num_drafts"
+DRAFTING = "vllm:spec_decode"  # what begins so is there when it drafts
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens_per_pos"
 
 
@@ -166,7 +167,7 @@ def _one(
     cycles = answer.cycles
     if cycles is None:
         drafts = growth(before, after, DRAFTS) or 0.0
-        if served.speculative and not drafts:
+        if not drafts and (served.speculative or (after is not None and after.any_of(DRAFTING))):
             raise PointError(
                 f"{client.url}: it drafts, and /metrics counts no draft ({DRAFTS}); is speculation off at this batch, or is "
                 "this a vLLM without its V1 counters?"
@@ -188,10 +189,17 @@ def _one(
             series.passes.append((graph or 0.0) + (eager or 0.0))
             series.graph_passes += graph or 0.0
             series.eager_passes += eager or 0.0
-        elif (steps := growth(before, after, STEPS)) is not None:
+        elif (steps := _steps(before, after)) is not None:
             series.passes.append(steps)
     if log is not None:
         series.lines += decode_lines(log.lines())
+
+
+def _steps(before: Counters, after: Counters) -> float | None:
+    """Steps of a vLLM between two moments: with data-parallel engines, of the one that made the most."""
+    engines = after.categories(STEPS, "engine")
+    own = [grown for e in engines if (grown := growth(before, after, STEPS, engine=e)) is not None]
+    return max(own) if own else growth(before, after, STEPS)
 
 
 def check_capacity(served: Served, batch: int, context: int, new_tokens: int) -> None:

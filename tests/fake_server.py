@@ -30,6 +30,7 @@ class State:
     accept: int = 2  # tokens a cycle when draft_tokens > 1
     capacity: int = 48  # requests that run at once
     tp: int = 2
+    engines: int = 1  # data-parallel ones of vLLM
     info: dict[str, Any] = field(default_factory=dict)  # more of what SGLang says of itself
     info_path: str = "/server_info"
     batches: int = 0  # answered so far
@@ -156,11 +157,14 @@ class Handler(BaseHTTPRequestHandler):
                     f'sglang:forward_execution_seconds_total{{tp_rank="{rank}",category="{category}"}} {seconds!r}'
                 )
         if state.engine == "vllm":
-            lines += [f'vllm:iteration_tokens_total_count{{engine="0"}} {state.passes!r}']
-            if state.fault != "no-drafts":
+            for number in range(state.engines):  # all in step
+                lines += [f'vllm:iteration_tokens_total_count{{engine="{number}"}} {state.passes!r}']
+            if state.draft_tokens > 1:
+                lines += [f'vllm:spec_decode_num_draft_tokens_total{{engine="0"}} {3 * state.drafts!r}']
+            if state.draft_tokens > 1 and state.fault != "no-drafts":
                 lines += [f'vllm:spec_decode_num_drafts_total{{engine="0"}} {state.drafts!r}']
             accepted = {"0": state.drafts * (state.accept > 1), "1": 0.0}
-            for position, value in accepted.items():
+            for position, value in accepted.items() if state.draft_tokens > 1 else ():
                 lines.append(
                     f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{engine="0",position="{position}"}} {value!r}'
                 )

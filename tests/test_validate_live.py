@@ -124,7 +124,7 @@ def test_vllm_is_measured_by_the_same_call() -> None:
     assert point.cycle_ms.value == pytest.approx(4.0, rel=0.3)  # the client's clock: a busy machine disturbs it
     assert point.tokens_per_cycle == pytest.approx(2, rel=0.1)
     assert point.accept_rate_by_position == [1.0, 0.0]
-    plain = one(engine="vllm", step_ms=4.0)
+    plain = one(engine="vllm", step_ms=4.0, engines=8)
     assert plain.decode_ms is not None
     assert plain.decode_ms.value == pytest.approx(4.0, rel=0.3)
 
@@ -216,6 +216,7 @@ def test_what_is_not_an_inference_server(state: dict[str, Any], message: str, mo
         ({"fault": "unsteady", "engine": "vllm"}, "not steady: 2.00 target passes a step"),
         ({"capacity": 1}, "runs at most 1 requests at once"),
         ({"fault": "stripped", "draft_tokens": 4}, "do not say how many cycles they took"),
+        ({"fault": "no-drafts", "engine": "vllm", "draft_tokens": 4}, "it drafts, and /metrics counts no draft"),
         ({"fault": "bare"}, "no meta_info with completion_tokens"),
     ],
 )
@@ -250,10 +251,10 @@ def test_how_many_requests_run_at_once(info: dict[str, Any], running: int | None
 
 
 def test_a_vllm_that_drafts_and_counts_no_draft_is_not_taken_for_plain_decoding(tmp_path: Path) -> None:
-    """Its flags say that it drafts, as nothing else does; without them a plain server is measured as one."""
+    """Its flags say that it drafts, where nothing else does: /metrics may be out of reach."""
     said: list[str] = []
     flags = ["--speculative-config", '{"method": "eagle3", "model": "d", "num_speculative_tokens": 3}']
-    with FakeServer(engine="vllm", draft_tokens=4, fault="no-drafts") as server:
+    with FakeServer(engine="vllm", draft_tokens=4, fault="no-metrics") as server:
         with pytest.raises(WorkError, match="no point could be measured"):
             run_url(server.url, [(1, 32)], tmp_path, PLAN, said.append, flags=flags)
         assert "it drafts, and /metrics counts no draft" in said[-1]

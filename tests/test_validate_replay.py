@@ -220,6 +220,7 @@ def test_a_record_of_a_newer_release_is_told_and_other_files_are_not(tmp_path: P
         (["--url", "x", "--fail-over", "10%"], "--fail-over: says nothing with --url; it is for --records"),
         (["--url", "x", "--tp", "1"], "--tp: says nothing with --url"),
         (["--scenarios", "x", "--method", "ngram"], "--method: says nothing with --scenarios"),
+        (["--launch", "--model", "x", "--server-command", ""], "--server-command: names no program"),
         (["--url", "x", "--name", "../x"], "cannot be a file's name"),
         (["--url", "x", "--vllm-args", "--a 'b"], "--vllm-args: cannot be split: no closing quotation"),
     ],

@@ -258,6 +258,9 @@ def _measure(mode: str, options: dict[str, Any]) -> int:
     from specsim.setups import load_setups
     from specsim.validation import check, check_folder, run_list, run_setup, run_url
 
+    program = _words(options, "server_command")
+    if not program:
+        raise InputError("names no program", where="--server-command", mend="give one, or leave it out")
     plan = QUICK if options["quick"] else Plan()
     if options["duration"]:
         plan = replace(plan, point_s=options["duration"], max_repeats=1000)
@@ -322,7 +325,7 @@ def _measure(mode: str, options: dict[str, Any]) -> int:
                 request_timeout=options["request_timeout"],
                 deadline=deadline,
                 multicast=options["allow_multicast"],
-                command=_words(options, "server_command"),
+                command=program,
             ),
             note,
             deadline,
