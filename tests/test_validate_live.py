@@ -213,7 +213,7 @@ def test_what_is_not_an_inference_server(state: dict[str, Any], message: str, mo
         ({"fault": "retract"}, "retracted 1 requests"),
         ({"fault": "short"}, r"2 answers of \[7\] tokens instead of 2 of 8"),
         ({"fault": "unsteady"}, "not steady: 2.00 target passes a step"),
-        ({"fault": "unsteady", "engine": "vllm"}, "not steady: 2.00 target passes a step"),
+        ({"fault": "unsteady", "engine": "vllm", "step_ms": 2.0}, "not steady: 2.00 target passes a step"),
         ({"capacity": 1}, "runs at most 1 requests at once"),
         ({"fault": "stripped", "draft_tokens": 4}, "do not say how many cycles they took"),
         ({"fault": "no-drafts", "engine": "vllm", "draft_tokens": 4}, "it drafts, and /metrics counts no draft"),
