@@ -25,6 +25,7 @@ from specsim.workload import PS, Lengths, synthetic
 Say = Callable[[str], None]
 LAG = 0.02  # share of the median gap between chunks that the client's own lag may have
 LONE = 8  # lone requests in the warm-up
+WARM_S = 8.0  # seconds of the first load that are sent and not measured: a server's first 6 s under load ran 5 to 30 % slower
 BURST = 32  # chunks whose pace is measured: half of those that a step makes at least
 DRAIN_S = 10.0  # what warm-up and the last requests take as a rule
 
@@ -56,7 +57,8 @@ class Load(BaseModel):
 
 def seconds_of(load: Load) -> float:
     """What the load takes at least: arrivals and warm-up."""
-    return DRAIN_S + sum(n / rate for rate, n in load.runs())
+    (first, count), *_ = load.runs()
+    return DRAIN_S + min(WARM_S, count / first) + sum(n / rate for rate, n in load.runs())
 
 
 def arrivals(load: Load, rate: float, count: int) -> NDArray[np.float64]:
@@ -122,7 +124,7 @@ def measure_loads(
 
 
 def _warm_up(client: Client, served: Served, load: Load) -> tuple[Quantity | None, dict[str, float]]:
-    """Compile what is compiled late, and time lone requests. Raises ServerError when they fail.
+    """Compile what is compiled late, send the first load for `WARM_S`, and time lone requests. Raises ServerError when they fail.
 
     Returns a lone request's time to first token beyond queue and prefill, by the server's clock: network, HTTP,
     tokeniser and detokeniser (None where the server does not say); and the medians of what it was taken from, ms.
@@ -130,13 +132,19 @@ def _warm_up(client: Client, served: Served, load: Load) -> tuple[Quantity | Non
     crowd = min(32, served.max_running or 32)
     few = min(load.output_tokens, 32)
     streams = send(client, served, [0.0] * crowd, _prompts(crowd, load.input_tokens, f"{load.seed} warm"), few).streams
+    due = arrivals(load, *load.runs()[0])
+    due = due[due < WARM_S]
+    streams += send(
+        client, served, due.tolist(), _prompts(len(due), load.input_tokens, f"{load.seed} first"), load.output_tokens
+    ).streams
+    warm = len(streams)
     for prompt in _prompts(LONE, load.input_tokens, f"{load.seed} lone"):
         streams += send(client, served, [0.0], [prompt], 4 if load.output_tokens >= 4 else 2).streams
     failed = [s.error for s in streams if s.error]
     if failed:
         raise ServerError(f"the warm-up failed: {failed[0]}")
-    rows = [(_ttft(s), *times) for s in streams[crowd:] if (times := _server_times(s))]
-    lone = {"ttft": _us(1e3 * statistics.median(_ttft(s) for s in streams[crowd:]))}
+    rows = [(_ttft(s), *times) for s in streams[warm:] if (times := _server_times(s))]
+    lone = {"ttft": _us(1e3 * statistics.median(_ttft(s) for s in streams[warm:]))}
     found = [1e3 * (ttft - queue - prefill) for ttft, queue, prefill in rows]
     if len(found) < 2:
         return None, lone

@@ -44,6 +44,7 @@ WARM = 32 + 2  # requests of the warm-up here
 @pytest.fixture(autouse=True)
 def short_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load_module, "LONE", 2)
+    monkeypatch.setattr(load_module, "WARM_S", 0.0)
 
 
 def quiet(text: str) -> None:
@@ -85,6 +86,21 @@ def test_several_rates_reuse_no_prompt(tmp_path: Path) -> None:
     assert len({h for _, h, _ in seen}) == len(seen) == WARM + 30
     record = Record.model_validate(json.loads(path.read_text()))
     assert [r.results["completed"] for r in record.loads] == [10, 20]
+
+
+def test_the_first_load_is_sent_before_it_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 10 requests at 100 a second those that are due in the first 50 ms, with prompts of their own; lone ones follow."""
+    monkeypatch.setattr(load_module, "WARM_S", 0.05)
+    load = LOAD.model_copy(update={"num_requests": 10})
+    with FakeServer() as server:
+        path, _ = run_url(server.url, [], tmp_path, Plan(), quiet, load=load)
+        seen = server.state.prompts_seen
+    early = int(np.sum(load_module.arrivals(load, 100.0, 10) < 0.05))
+    assert 1 < early < 10
+    assert len({h for _, h, _ in seen}) == len(seen) == WARM + early + 10
+    record = Record.model_validate(json.loads(path.read_text()))
+    assert record.loads[0].results["completed"] == 10
+    assert load_module.seconds_of(load) == pytest.approx(10 + 0.05 + 0.1)
 
 
 # --- what is measured ---
