@@ -78,12 +78,13 @@ def evaluate(scenario: Scenario, machine: Machine) -> Cycle:
         return lift(machine.terms[name], ndim)
 
     decode = target_pass(s, machine, np.ones(()), "decode")
-    decode_host = np.maximum(term("decode_host"), term("decode_cpu") - _graph_time(s, decode))
+    each = term("sequence_cpu") * np.ceil(s.batch / s.parallel.dp)
+    decode_host = np.maximum(term("decode_host"), term("decode_cpu") + each - _graph_time(s, decode))
     if s.method == "none":
         return Cycle(decode, decode_host)
     verify = target_pass(s, machine, s.draft_tokens, "verify")
     draft, extend = draft_passes(s, machine, _graph_time(s, verify))
-    cpu = term("cycle_cpu") + (term("rank_cpu") if s.parallel.tp > 1 else 0.0)
+    cpu = term("cycle_cpu") + each + (term("rank_cpu") if s.parallel.tp > 1 else 0.0)
     cpu = cpu + (term("tree_cpu") if s.topk > 1 else 0.0)
     cycle_host = np.maximum(term("cycle_host"), cpu - _graph_time(s, draft, verify))
     if s.method == "ngram":  # the match needs the tokens of the cycle before, and the verify needs the match

@@ -59,6 +59,7 @@ RUNS = {
     "cycle_host_us": "a run with speculation whose phases are timed, of a model whose cycle takes 3 to 8 ms",
     "decode_cpu_us": "a run without speculation with --disable-cuda-graph, or of a model whose step takes below 1 ms",
     "cycle_cpu_us": "a run with speculation and --disable-cuda-graph",
+    "sequence_cpu_us": "a run without speculation at batch 256 or more, of a model whose step takes below 3 ms there",
     "rank_cpu_us": "a run with speculation and --tp 2 or more, of a model whose cycle takes below 8 ms",
     "tree_step_us": "a run with --speculative-eagle-topk 2 or more whose phases are timed",
     "tree_cpu_us": "a run with --speculative-eagle-topk 2 or more, of a model whose cycle takes below 10 ms",

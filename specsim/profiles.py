@@ -132,6 +132,7 @@ class EngineTerms(Group):
     cycle_host_us: NonNegative | None = None
     decode_cpu_us: NonNegative | None = None
     cycle_cpu_us: NonNegative | None = None
+    sequence_cpu_us: NonNegative | None = None
     rank_cpu_us: NonNegative | None = None
     prefill_host_us: NonNegative | None = None
     eager_gap_us: NonNegative | None = None

@@ -92,6 +92,20 @@ def test_an_eager_pass_waits_for_the_host() -> None:
     assert calls == 10
 
 
+def test_each_sequence_costs_the_host_which_shows_where_the_gpu_is_faster() -> None:
+    """Host work of 20 ms and 100 us for each of 64 sequences is 26.4 ms, longer than the graph, which it contains: a step of
+    26.4 ms. Over 8 data parallel ranks each host has 8 of them: 20.8. 1 ns is hidden."""
+    box = profile()
+    for dp, sequence_us, ms in ((1, 100.0, 26.4), (8, 100.0, 20.8)):
+        known = {"decode_cpu": np.asarray(20e-3), "sequence_cpu": np.asarray(sequence_us * 1e-6)}
+        machine = build_machine(box, QUIET)
+        machine = replace(machine, terms={**machine.terms, **known})
+        s = replace(scenario(dense(2), box=box, engine=QUIET, batch=64), parallel=Parallel(8, dp=dp))
+        assert evaluate(s, machine).decode_s == pytest.approx(ms * 1e-3)
+    hidden = replace(machine, terms={**machine.terms, "decode_cpu": np.zeros(()), "sequence_cpu": np.asarray(1e-9)})
+    assert evaluate(s, hidden).decode_host == hidden.terms["decode_host"]
+
+
 def test_kv_is_read_once_for_all_rows_of_a_sequence() -> None:
     """Verify law: a pass over batch x d rows reads each sequence's cache once."""
     box = profile(operators={**profile().operators, "attention_gqa": rate(0, 1000, 1e6)})

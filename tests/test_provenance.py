@@ -142,7 +142,7 @@ def test_sources_name_what_took_part_and_nothing_else():
     """A chain has no tree and no n-gram; one GPU no all-reduce; without speculation there is no cycle; graphs have no
     eager costs; a prediction prefills no prompt, and a simulation does."""
     box = {"model": "Llama-3.1-8B", "hardware": "1x-h200"}
-    plain = {"kernel_gap_us", "row_layer_us", "decode_host_us", "decode_cpu_us"}
+    plain = {"kernel_gap_us", "row_layer_us", "decode_host_us", "decode_cpu_us", "sequence_cpu_us"}
     cycle = plain | {"verify_layer_us", "cycle_host_us", "cycle_cpu_us"}
     drafted = cycle | {"draft_step_us", "eager_gap_us", "eager_factor"}  # this engine extends drafts eagerly
     assert named(**box, method="none") == plain
