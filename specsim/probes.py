@@ -220,7 +220,8 @@ def _time(s: Scenario, m: Machine, probe: Probe) -> Array:
     if probe.kind == "decode":
         terms, decode = m.terms, target_pass(replace(s, method="none"), m, np.ones(()), "decode")
         if probe.eager:
-            return np.asarray(decode.total + np.maximum(terms["decode_host"], terms["decode_cpu"] + terms["sequence_cpu"] * s.batch))
+            host = terms["decode_cpu"] + terms["sequence_cpu"] * s.batch
+            return np.asarray(decode.total + np.maximum(terms["decode_host"], host))
         return np.asarray(decode.total + terms["decode_host"])
     if probe.kind in ("cycle", "rate"):
         return evaluate(s, m).cycle_s
