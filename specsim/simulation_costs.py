@@ -354,7 +354,8 @@ def tables(s: Scenario, machine: Machine, max_batch: int, chunk: int, ranges: Ra
         seconds = np.zeros(batch.shape)
         for one, batches in cut:
             here = np.isin(batch, batches)
-            seconds[here] = step_seconds(one, machine, batch[here], context[here])
+            if here.any():  # a refinement may look at batches of one range only
+                seconds[here] = step_seconds(one, machine, batch[here], context[here])
         return seconds
 
     contexts, step = refined(steps, max_batch, _nodes(widest, (limit - x for limit in _windows(s) for x in bends)))
