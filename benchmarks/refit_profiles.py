@@ -2,9 +2,11 @@
 
     python benchmarks/refit_profiles.py
 
-One machine with two H200 was calibrated twice, as it is and with peer access off (validation/calibration). What one GPU
-alone does was measured in the first of the two runs; `1x-h200` is that part, and `2x-h200-no-p2p` joins it with the
-all-reduces of the second. SGLang's own all-reduce was measured later, on another such machine, and joins `2x-h200`.
+One machine with two H200 was calibrated as it is, again, and with peer access off (validation/calibration, all by
+benchmarks/whole_box.py). What one GPU alone does was measured in the first of these; `1x-h200` is that part, and
+`2x-h200-no-p2p` joins it with the all-reduces of the last. The second is there to show how far two agree, and those
+called "-earlier" are of other machines, by earlier releases. DeepGEMM's products joined from another such machine
+(`1x-h200-deepgemm`).
 """
 
 from __future__ import annotations
@@ -27,18 +29,16 @@ def read(name: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    two, custom, off = read("2x-h200"), read("2x-h200-custom"), read("2x-h200-no-p2p")
+    two, off, deepgemm = read("2x-h200"), read("2x-h200-no-p2p"), read("1x-h200-deepgemm")
     one = copy.deepcopy(two)
     one["name"] = one["hardware"] = "1x-h200"
     alone = [s for s in one["samples"] if s["measure"] == "peak" or s.get("ranks", 1) == 1]
     one["samples"] = [s for s in alone if s.get("rank", 0) == 0]
     one["environment"]["plan"] |= {"ranks": 1, "nvlink": False}
     one["environment"]["ranks"], one["caveats"] = 1, []
-    known = {s["key"] for s in off["samples"]}
-    off["samples"] += [s for s in one["samples"] if s["key"] not in known]
     published = [load_profile("1x-h200-published"), load_profile("2x-h200-published")]
-    for document, *later in ((one,), (two, custom), (off,)):
-        result = rebuild([Record.model_validate(d) for d in (document, *later)], published)
+    for document, *more in ((one, deepgemm), (two, deepgemm), (off, one, deepgemm)):
+        result = rebuild([Record.model_validate(d) for d in (document, *more)], published)
         target = ROOT / "hardware" / f"{document['name']}.yaml"
         target.write_text(dump_profile(result.profile), encoding="utf-8")
         print(f"wrote {target}")

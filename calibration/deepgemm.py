@@ -22,6 +22,7 @@ LAYOUTS = (
     ("deep_gemm", "get_col_major_tma_aligned_tensor"),
 )
 CHECKED = 4  # experts
+TILE = 256  # a multiple of every kernel's tile: tiles are written whole, so that an expert's last one must end in its own block
 
 Path = Callable[[Any, Any], Callable[[], Any]]
 
@@ -93,7 +94,7 @@ def path(up: Any, down: Any, scale_up: float, scale_down: float) -> Path:
 
     def make(x: Any, ids: Any) -> Callable[[], Any]:
         rows, top_k = x.shape[0], ids.shape[1]
-        activations, out = buffers(-(-rows // 4) * 4)
+        activations, out = buffers(-(-rows // TILE) * TILE)
         counts = torch.bincount(ids.flatten().long(), minlength=experts).to(torch.int32)
         expected = max(1, round(rows * top_k / experts))
 

@@ -267,9 +267,9 @@ def rebuild(records: Sequence[Record], published: Sequence[Profile] = ()) -> Res
     """The profile and record again from a box's calibration records, with this release's fits.
 
     Later records add to the first and replace what they measured again; a failure replaces nothing. One taken with other
-    peer access lends only what does not depend on it, and only where the first has nothing. What went wrong in any of them
-    is told again. Raises InputError without records, for another kind of record or a damaged one, and for records of other
-    numbers of ranks.
+    peer access or on another number of GPUs lends only what one GPU does alone, and only where the first has nothing. What
+    went wrong in any of them is told again. Raises InputError without records, for another kind of record or a damaged
+    one, and for records of another kind of GPU.
     """
     if not records:
         raise InputError("no record", mend=GIVE)
@@ -280,17 +280,17 @@ def rebuild(records: Sequence[Record], published: Sequence[Profile] = ()) -> Res
         other: Any = record.environment.get("plan")
         if record.kind != "calibration" or not _is_whole(record.environment):
             raise InputError("is not the record of a calibration", where=record.name, mend=GIVE)
-        for key in ("ranks", "cpu"):
-            if other.get(key) != plan.get(key):
-                raise InputError(f"has {key} {other.get(key)}, {first.name} has {plan.get(key)}", where=record.name)
-        lent = other.get("no_p2p") != plan.get("no_p2p")
+        gpu, expected = record.environment.get("gpu"), first.environment.get("gpu")
+        if (other.get("cpu"), gpu) != (plan.get("cpu"), expected):
+            raise InputError(f"is of {gpu or 'CPUs'}, {first.name} of {expected or 'CPUs'}", where=record.name)
+        lent = any(other.get(key) != plan.get(key) for key in ("no_p2p", "ranks"))
         for number, s in enumerate(record.samples):
             if wrong := sample_trouble(s):
                 raise InputError(f"is damaged: {wrong}", where=f"{record.name}, samples.{number}", mend=GIVE)
             known = samples.get(s["key"])
-            if lent and (known is not None or s["measure"] in PEER_MEASURES):
+            if lent and (_is_done(known) or s["measure"] in PEER_MEASURES or s.get("ranks", 1) > 1):
                 continue
-            if s["status"] == "done" or known is None or known["status"] != "done":
+            if _is_done(s) or not _is_done(known):
                 samples[s["key"]] = s
     environment = {k: v for k, v in first.environment.items() if k not in ("plan", "health", "troubles")}
     troubles = dict.fromkeys(str(t) for record in records for t in record.environment.get("troubles") or ())
@@ -302,6 +302,10 @@ def rebuild(records: Sequence[Record], published: Sequence[Profile] = ()) -> Res
         )  # fmt: skip
     except ValidationError as error:
         raise InputError(f"makes no profile: {first_trouble(error)}", where=first.name, mend=GIVE) from None
+
+
+def _is_done(sample: Sample | None) -> bool:
+    return sample is not None and sample["status"] == "done"
 
 
 def _is_whole(environment: Mapping[str, Any]) -> bool:

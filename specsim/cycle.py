@@ -68,8 +68,9 @@ def _ms(seconds: Array) -> str:
 def evaluate(scenario: Scenario, machine: Machine) -> Cycle:
     """Costs of a scenario on a machine, in seconds. Every array field of the scenario broadcasts; samples lead.
 
-    The host's own work of a step or cycle is hidden as far as the GPU runs graphs meanwhile (the engines' overlapped
-    scheduling); what is left, and the gap that remains in any case, is host time.
+    The host's own work of a step or cycle is hidden as far as the GPU runs graphs meanwhile; what is left is host time.
+    Some remains in any case: a gap under overlapped scheduling; without it a step's own work, and in a cycle what lies
+    between its results and the next draft.
     """
     s = scenario
     ndim = s.ndim
@@ -79,24 +80,33 @@ def evaluate(scenario: Scenario, machine: Machine) -> Cycle:
 
     decode = target_pass(s, machine, np.ones(()), "decode")
     each = term("sequence_cpu") * np.ceil(s.batch / s.parallel.dp)
-    decode_host = np.maximum(term("decode_host"), term("decode_cpu") + each - _graph_time(s, decode))
+    own = term("decode_cpu") + each
+    overlap = not s.options.get("disable_overlap")
+    decode_host = np.maximum(term("decode_host") if overlap else own, own - _graph_time(decode))
     if s.method == "none":
         return Cycle(decode, decode_host)
     verify = target_pass(s, machine, s.draft_tokens, "verify")
-    draft, extend = draft_passes(s, machine, _graph_time(s, verify))
+    draft, extend = draft_passes(s, machine, _graph_time(verify))
     cpu = term("cycle_cpu") + each + (term("rank_cpu") if s.parallel.tp > 1 else 0.0)
     cpu = cpu + (term("tree_cpu") if s.topk > 1 else 0.0)
-    cycle_host = np.maximum(term("cycle_host"), cpu - _graph_time(s, draft, verify))
+    cycle_host = np.maximum(term("cycle_host" if overlap else "serial_cpu"), cpu - _graph_time(draft, verify))
     if s.method == "ngram":  # the match needs the tokens of the cycle before, and the verify needs the match
         cycle_host = cycle_host + term("ngram_host") + term("ngram_sequence") * s.batch
+        verify = _waiting(verify, term("ngram_verify"), machine.terms_source)
     return Cycle(decode, decode_host, draft, verify, extend, cycle_host)
 
 
-def _graph_time(s: Scenario, *phases: Cost | None) -> Array:
-    """Seconds of the phases that run in graphs, during which an overlapped scheduler has the host to itself."""
-    if s.options.get("disable_overlap"):
-        return ZERO
+def _graph_time(*phases: Cost | None) -> Array:
+    """Seconds of the phases that run in graphs, during which the host works ahead."""
     return sum((c.graph * c.total for c in phases if c is not None), ZERO)
+
+
+def _waiting(c: Cost, seconds: Array, source: str) -> Cost:
+    """A pass inside which the GPU waits so long for the host."""
+    return replace(
+        c, seconds={**c.seconds, "host": seconds}, calls={**c.calls, "host": 1.0}, bytes={**c.bytes, "host": ZERO},
+        source={**c.source, "host": source},
+    )  # fmt: skip
 
 
 def target_pass(s: Scenario, machine: Machine, tokens: Array, phase: str) -> Cost:

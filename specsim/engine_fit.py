@@ -60,11 +60,13 @@ RUNS = {
     "decode_cpu_us": "a run without speculation with --disable-cuda-graph, or of a model whose step takes below 1 ms",
     "cycle_cpu_us": "a run with speculation and --disable-cuda-graph",
     "sequence_cpu_us": "a run without speculation at batch 256 or more, of a model whose step takes below 3 ms there",
+    "serial_cpu_us": "a run with speculation and --disable-overlap-schedule",
     "rank_cpu_us": "a run with speculation and --tp 2 or more, of a model whose cycle takes below 8 ms",
     "tree_step_us": "a run with --speculative-eagle-topk 2 or more whose phases are timed",
     "tree_cpu_us": "a run with --speculative-eagle-topk 2 or more, of a model whose cycle takes below 10 ms",
     "ngram_host_us": "a run with --speculative-algorithm NGRAM at batch 1",
     "ngram_sequence_us": "a run with --speculative-algorithm NGRAM at batch 32 or more",
+    "ngram_verify_us": "a run with --speculative-algorithm NGRAM whose phases are timed",
     "eager_gap_us": "a run with speculation whose draft extend runs without a graph and is timed",
     "eager_factor": "a run with --disable-cuda-graph",
 }

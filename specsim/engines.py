@@ -49,7 +49,7 @@ class Engine:
     """One release of one engine.
 
     `kernels` are those launched besides the structural ones, by piece ("gqa", "mla", "linear", "conv", "indexer",
-    "dense", "moe", "shared", once a "pass", "draft" and "accept") and operator class. `kernel_counts` says how many
+    "dense", "moe", "groups", "shared", once a "pass", "draft" and "accept") and operator class. `kernel_counts` says how many
     CUDA kernels one call of a class launches. `fitted_to` names the records of whole runs that terms were fitted to.
     """
 

@@ -109,7 +109,7 @@ FAMILIES: dict[str, Family] = {
     "glm4_moe": Family(moe=True),
     "glm4_moe_lite": Family(moe=True),
     "glm_moe_dsa": Family(moe=True),
-    "deepseek_v2": Family(moe=True),
+    "deepseek_v2": Family(moe=True, defaults={"topk_method": "greedy"}),
     "deepseek_v3": Family(moe=True),
     "deepseek_v32": Family(moe=True),
     "deepseek_v4": Family(moe=True, attention="attn", ffn="ffn", matrices=_W123, root="layers"),
@@ -150,6 +150,7 @@ EXPERTS_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "experts_pe
 SHARED_COUNTS = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts", "num_shared_expert")
 SHARED_SIZES = ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size",
                 "share_expert_dim", "share_expert_dims")  # fmt: skip
+BIASED = "noaux_tc"  # the topk_method that learns a bias for each expert; one kernel chooses then
 EXPERT_SIZES = ("moe_intermediate_size", "expert_intermediate_size", "expert_ffn_hidden_size", "moe_ffn_hidden_size")
 
 
@@ -655,6 +656,7 @@ def moe_ffn(builder: Builder, plan: Plan) -> FeedForward:
         format=_mean([builder.format(f"{module}experts.0.{name}|{module}experts.{name}", "expert") for name in names]),
         gated=family.gated,
         bias=family.expert_bias,
+        by_groups=keys.text("topk_method", default=BIASED) != BIASED,
         router=builder.one("router", hidden, count, f"{module}{family.router}", split="none", part="plain",
                            bias=family.expert_bias),
         shared=_shared(builder, module, size),

@@ -182,6 +182,8 @@ def layer_operators(
             yield from _extras(engine, "shared", model)
         yield routed_experts(e, parallel, engine.launches(f"moe_{e.format.name}"))
         yield from _extras(engine, "moe", model)
+        if e.by_groups:
+            yield from _extras(engine, "groups", model)
     if parallel.tp > 1:
         sums = layer.allreduces - int(parallel.attention == 1 and bool(layer.mixer))
         gathers = int(parallel.dp > 1 and (bool(layer.ffn) or layer.experts is not None))
@@ -310,20 +312,22 @@ def cost(
         source[component] = _weakest(source.get(component), origin)
 
     calling = ZERO  # seconds that the host spends on all-reduces that it calls itself
+    terms = machine.terms
+    gap = (
+        lift(terms["kernel_gap"], n) if graph else ZERO
+    )  # beside what a class's fixed time holds of it, so below 0 as well
     for o in p.operators:
         if o.message is not None:
             message = total(o.message, load, features)
             time, called, origin = allreduce_seconds(message, machine, engine, network, graph=graph, gather=o.gather)
-            add("allreduce", o.calls * time, o.calls, o.calls * message, origin)
+            add("allreduce", o.calls * time + o.kernels * gap, o.calls, o.calls * message, origin)
             calling = calling + o.calls * called
         else:
             time, size, origin = machine.price(o, load, features)
-            add(o.component, time, o.calls, size, origin)
+            add(o.component, time + o.kernels * gap, o.calls, size, origin)
     kernels = p.kernels
-    terms = machine.terms
     if graph:
-        gaps = kernels * lift(terms["kernel_gap"], n)  # fixed times of graphs already hold the gap between two nodes
-        add("launch", gaps + lift(machine.launch["graph_s"], n), 1, ZERO, machine.launch_source)
+        add("launch", lift(machine.launch["graph_s"], n), 1, ZERO, machine.launch_source)
     else:
         gpu = sum(seconds.values(), ZERO)
         gaps = kernels * lift(terms["eager_gap"], n)

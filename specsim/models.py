@@ -117,6 +117,7 @@ class Experts:
     format: Format = BF16
     gated: bool = True  # gate, up and down (3 matrices) or up and down (2)
     bias: bool = False
+    by_groups: bool = False  # chosen by their group's best score, without a learnt bias, as DeepSeek-V2 does
     router: Projection | None = None
     shared: tuple[Projection, ...] = ()
 

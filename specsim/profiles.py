@@ -133,6 +133,7 @@ class EngineTerms(Group):
     decode_cpu_us: NonNegative | None = None
     cycle_cpu_us: NonNegative | None = None
     sequence_cpu_us: NonNegative | None = None
+    serial_cpu_us: NonNegative | None = None
     rank_cpu_us: NonNegative | None = None
     prefill_host_us: NonNegative | None = None
     eager_gap_us: NonNegative | None = None
@@ -140,6 +141,7 @@ class EngineTerms(Group):
     tree_cpu_us: NonNegative | None = None
     ngram_host_us: NonNegative | None = None
     ngram_sequence_us: NonNegative | None = None
+    ngram_verify_us: NonNegative | None = None
     eager_factor: Positive | None = None
 
     @model_validator(mode="after")

@@ -186,7 +186,7 @@ def predict_point(record: Record, point: Point, hardware: str | Profile | None) 
             ("host", p.host_ms, 0.0),
             ("cycle", p.cycle_ms, added["draft"] + added["verify"] + added["extend"]),
         )
-        if q is not None
+        if q is not None and q.value > 0  # a phase that the scenario lacks: one step drafts nothing
     }
     if scenario.method == "none":
         found["host"] = _decode_host(p)

@@ -257,11 +257,23 @@ def test_a_record_with_other_peer_access_lends_what_does_not_depend_on_it() -> N
     assert joined.operators["gemm_bf16"].fixed_us == pytest.approx(4.5, rel=0.05)
 
 
+def test_a_record_of_one_gpu_lends_what_one_does_alone() -> None:
+    """Four products of the whole box failed; one GPU of it measured them later, and its own all-reduce stays out."""
+    failed = [{**g, "status": "failed", "error": "x"} for g in gemms()]
+    box = record_of([*failed, *peaks(), reduce_at(7e-6)])
+    alone = record_of([*gemms(), reduce_at(3e-6)], ranks=1)
+    joined = calibrate.rebuild([box, alone]).profile
+    assert (joined.gpus, [c.latency_us for c in joined.allreduce]) == (2, [[7.0]])
+    assert joined.operators["gemm_bf16"].fixed_us == pytest.approx(4.5, rel=0.05)
+
+
 def test_records_of_other_boxes_do_not_join() -> None:
     from specsim.errors import InputError
 
-    with pytest.raises(InputError, match="has ranks 4, box has 2"):
-        calibrate.rebuild([record_of(peaks()), record_of(peaks(), ranks=4)])
+    other = record_of(peaks())
+    other.environment["gpu"] = "Other GPU"
+    with pytest.raises(InputError, match="is of Other GPU, box of Test"):
+        calibrate.rebuild([record_of(peaks()), other])
     with pytest.raises(InputError, match="no record"):
         calibrate.rebuild([])
 

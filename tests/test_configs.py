@@ -17,7 +17,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from specsim.configs import list_presets, load_config, load_model, model_from_config, mtp_draft
+from specsim.engines import load_engine
 from specsim.errors import InputError
+from specsim.forward import Parallel, build
 from specsim.models import Model
 
 MLA = {"q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
@@ -339,6 +341,23 @@ def test_compressed_cache_of_deepseek_v4() -> None:
     (21), one in 128 (20)."""
     model = read(PUBLISHED["DeepSeek-V4-Flash"][0])
     assert model.kv_bytes_per_token() == 2 * 2 * 512 + 21 * (2 * 512 + 132) / 4 + 20 * 2 * 512 / 128
+
+
+@pytest.mark.parametrize(
+    ("name", "by_groups"),
+    [("DeepSeek-V2-Lite", True), ("DeepSeek-V3", False), ("Kimi-K2.5", False), ("Qwen3-30B-A3B", False)],
+)
+def test_experts_without_a_learnt_bias_are_chosen_by_groups(name: str, by_groups: bool) -> None:
+    """A pass then has one top-k and six small kernels a layer of experts more: 26 of DeepSeek-V2-Lite's 27 layers."""
+    model = load_model(name)
+    experts = [(layer.experts, count) for layer, count in model.layers if layer.experts is not None]
+    assert {e.by_groups for e, _ in experts} == {by_groups}
+    engine = load_engine("sglang")
+    more = engine.kernels["groups"]
+    operators = build(model, Parallel(), engine, graph=True).operators
+    router = sum(o.calls for o in operators if o.rate == "router")
+    layers = sum(count for _, count in experts)
+    assert router == layers * (engine.kernels["moe"]["router"] + by_groups * more["router"])
 
 
 def test_layers_that_share_an_indexer_have_none() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specsim.cycle import evaluate, target_pass
-from specsim.engines import load_engine
+from specsim.engines import Term, load_engine
 from specsim.forward import Network, Parallel, build, cost, slice_of, weight_bytes
 from specsim.machine import build as build_machine
 from specsim.models import Projection
@@ -104,6 +104,29 @@ def test_each_sequence_costs_the_host_which_shows_where_the_gpu_is_faster() -> N
         assert evaluate(s, machine).decode_s == pytest.approx(ms * 1e-3)
     hidden = replace(machine, terms={**machine.terms, "decode_cpu": np.zeros(()), "sequence_cpu": np.asarray(1e-9)})
     assert evaluate(s, hidden).decode_host == hidden.terms["decode_host"]
+
+
+@pytest.mark.parametrize("cpu_us", [100.0, 50_000.0])
+def test_host_time_by_hand(cpu_us: float) -> None:
+    """Overlapped, the host's work hides behind the graphs but for a gap; alone, a step's own work and 700 us of a cycle's
+    are seen in any case. An n-gram verify waits 900 us for the host inside its own time."""
+    terms = {"decode_cpu_us": 80.0, "cycle_cpu_us": cpu_us, "cycle_host_us": 20.0, "decode_host_us": 10.0,
+             "serial_cpu_us": 700.0, "ngram_verify_us": 900.0}  # fmt: skip
+    engine = replace(QUIET, terms={**QUIET.terms, **{name: Term(value, 0.0, "test") for name, value in terms.items()}})
+    box = build_machine(profile(), engine)
+    for options, least, decode in (({}, 20e-6, 10e-6), ({"disable_overlap": True}, 700e-6, 80e-6)):
+        c = evaluate(scenario(dense(), engine=engine, options=options), box)
+        assert c.draft is not None
+        assert c.verify is not None
+        graphs = float(c.draft.total + c.verify.total)
+        assert float(c.cycle_host) == pytest.approx(max(least, cpu_us * 1e-6 - graphs))
+        assert float(c.decode_host) == pytest.approx(max(decode, 80e-6 - float(c.decode.total)))
+    chain = evaluate(scenario(dense(), engine=engine, method="none", draft=None), box)
+    ngram = evaluate(replace(scenario(dense(), engine=engine, method="ngram"), draft=None), box)
+    assert chain.verify is None
+    assert ngram.verify is not None
+    assert float(ngram.verify.seconds["host"]) == pytest.approx(900e-6)
+    assert float(ngram.verify.total) == pytest.approx(sum(float(v) for v in ngram.verify.seconds.values()))
 
 
 def test_kv_is_read_once_for_all_rows_of_a_sequence() -> None:

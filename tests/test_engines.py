@@ -28,7 +28,7 @@ def test_every_described_release_loads(name: str, version: str) -> None:
         assert term.relative_uncertainty > 0
         assert term.source
     assert all(count >= 1 for counts in engine.kernels.values() for count in counts.values())
-    assert {"gqa", "mla", "linear", "dense", "moe", "shared", "pass", "draft"} <= set(engine.kernels)
+    assert {"gqa", "mla", "linear", "dense", "moe", "groups", "shared", "pass", "draft"} <= set(engine.kernels)
 
 
 def test_default_release_is_the_measured_one() -> None:

@@ -148,7 +148,11 @@ def test_sources_name_what_took_part_and_nothing_else():
     assert named(**box, method="none") == plain
     assert named(**box, draft_tokens=3) == drafted
     assert named(**box, topk=2, num_steps=3, draft_tokens=6) == drafted | {"tree_step_us", "tree_cpu_us"}
-    assert named(**box, method="ngram", draft_tokens=4) == cycle | {"ngram_host_us", "ngram_sequence_us"}
+    assert named(**box, method="ngram", draft_tokens=4) == cycle | {
+        "ngram_host_us",
+        "ngram_sequence_us",
+        "ngram_verify_us",
+    }
     assert named(**box, method="none", eager=["decode"]) == plain - {"kernel_gap_us"} | {"eager_gap_us", "eager_factor"}
     two = named(model="Llama-3.1-8B", hardware="2x-h200", method="none")
     assert {name for name in two - plain if name.startswith("all-reduce")}

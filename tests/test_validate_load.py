@@ -114,17 +114,19 @@ def disturbed(ms: float, by: float = 0.9) -> Any:
 def test_lone_requests_have_the_times_of_the_schedule(tmp_path: Path) -> None:
     """One request at a time: first token after the prefill, 40 ms, then 4 chunks of one token, 50 ms apart."""
     load = LOAD.model_copy(update={"rates": [3.0], "num_requests": 3, "output_tokens": 5})
-    run = measured(tmp_path, load, step_ms=50.0, prefill_ms=40.0).loads[0]
-    assert run.results["median_ttft_ms"] == disturbed(40)
-    assert run.results["median_tpot_ms"] == disturbed(50)
-    assert run.results["median_itl_chunk_ms"] == disturbed(50)
+    for attempt in range(3):  # until no neighbour was in the way
+        run = measured(tmp_path / str(attempt), load, step_ms=50.0, prefill_ms=40.0).loads[0]
+        seen = [run.results[f"median_{k}_ms"] for k in ("ttft", "tpot", "itl_chunk")] + [run.lone_ms["ttft"]]
+        overhead = run.overhead_ms
+        assert overhead is not None
+        if seen == [disturbed(40), disturbed(50), disturbed(50), disturbed(40)] and -5 < overhead.value < 20:
+            break
+    else:
+        pytest.fail(f"40, 50, 50 and 40 ms were measured as {seen}, overhead {overhead}")
     assert run.requests["chunks"] == [5, 5, 5]
     assert run.results["total_output_tokens"] == 15
     assert run.requests["prefill_ms"] == pytest.approx([40.0] * 3, abs=0.01)
     assert run.lone_ms["prefill"] == pytest.approx(40, abs=0.01)
-    assert run.lone_ms["ttft"] == disturbed(40)
-    assert run.overhead_ms is not None
-    assert -5 < run.overhead_ms.value < 20
 
 
 def test_a_chunk_of_a_cycle_has_several_tokens(tmp_path: Path) -> None:
