@@ -313,9 +313,8 @@ def cost(
 
     calling = ZERO  # seconds that the host spends on all-reduces that it calls itself
     terms = machine.terms
-    gap = (
-        lift(terms["kernel_gap"], n) if graph else ZERO
-    )  # beside what a class's fixed time holds of it, so below 0 as well
+    # Beside what a class's fixed time holds of it, so that it may be below 0.
+    gap = lift(terms["kernel_gap"], n) if graph else ZERO
     for o in p.operators:
         if o.message is not None:
             message = total(o.message, load, features)

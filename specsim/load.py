@@ -25,7 +25,7 @@ from specsim.workload import PS, Lengths, synthetic
 Say = Callable[[str], None]
 LAG = 0.02  # share of the median gap between chunks that the client's own lag may have
 LONE = 8  # lone requests in the warm-up
-WARM_S = 8.0  # seconds of the first load that are sent and not measured: a server's first 6 s under load ran 5 to 30 % slower
+WARM_S = 8.0  # seconds of the first load that are sent and not measured: the first 6 s of a server's first load ran 9 to 31 % slower
 BURST = 32  # chunks whose pace is measured: half of those that a step makes at least
 DRAIN_S = 10.0  # what warm-up and the last requests take as a rule
 

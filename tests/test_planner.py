@@ -33,6 +33,7 @@ from specsim.commands.serve import guarded
 from specsim.configs import PRESETS
 from specsim.errors import InputError
 from specsim.profiles import Profile, folder, parse_profile
+from specsim.web import planner
 from specsim.web.app import FOLDER, REQUEST_BYTES, application
 from specsim.web.connection import UNREAD_BYTES
 from specsim.web.guard import HEADERS, Guard, is_local
@@ -126,6 +127,14 @@ def test_any_options_give_the_document_or_the_error_of_the_command_line(options)
     except InputError as error:
         document = f"error: {error}\n"
     assert document == (err if stop.value.code else out).getvalue()
+
+
+def test_no_number_that_json_lacks_leaves_the_page():
+    """A name may say NaN; a number may not be it, wherever it stands."""
+    assert json.loads(planner._json({"name": "NaN", "x": [1.5]})) == {"name": "NaN", "x": [1.5]}
+    for value in (float("nan"), float("inf"), -float("inf")):
+        with pytest.raises(ValueError, match="JSON"):
+            planner._json({"x": [1.5, {"y": value}]})
 
 
 def test_half_a_character_is_shown_as_it_came():
