@@ -9,8 +9,9 @@ Each module that measures something supplies the same few names:
     cases(context) -> list[Case]           sizes to measure
     run(context, case) -> Measurement      samples in seconds
 
-Modules: gemm, moe, attention, small, peak, launches, copies, allreduce. `worker` runs them in one process a GPU,
-`launch` starts and watches those processes, `health` reads nvidia-smi. Only the worker's side imports torch.
+Modules: gemm, moe, attention, small, peak, launches, copies, allreduce. `timing` and `between` hold the clocks, `worker`
+runs them in one process a GPU, `launch` starts and watches those processes, `health` reads nvidia-smi. Only the worker's
+side imports torch.
 """
 
 MEASUREMENTS = ("peak", "launches", "small", "gemm", "moe", "attention", "copies", "allreduce")

@@ -1,7 +1,8 @@
 """Decode attention: one or several query rows a sequence against a cached context.
 
-What: seconds of one call: GQA (kv heads shared by query heads) and MLA (one latent head for all). FlashAttention-3 from
-sgl_kernel when importable (paged with page size 1, as SGLang calls it), else a split-KV Triton kernel of our own.
+What: seconds that one call adds after a product in a graph (see between): GQA (kv heads shared by query heads) and MLA
+(one latent head for all). FlashAttention-3 from sgl_kernel when importable (paged with page size 1, as SGLang calls it),
+else a split-KV Triton kernel of our own.
 Against: bytes of the cache, read once a sequence, and flops. Units: seconds, bytes, flops.
 The same at 3 and 4 query rows (`queries`) gives what a verify pays a layer for its extra rows.
 """
@@ -13,8 +14,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from specsim.calibration.between import in_place, products
 from specsim.calibration.context import Case, Context, Measurement
-from specsim.calibration.timing import in_graph
 
 NAME = "attention"
 WHAT = "decode attention, GQA and MLA, 1 and 3 to 4 query rows a sequence"
@@ -75,7 +76,9 @@ def run(context: Context, case: Case) -> Measurement:
     p, kind = case.params, case.operator.removeprefix("attention_")
     inputs = [_inputs(context, kind, p) for _ in range(_copies(context, case))]
     make, extras = _choose(context, kind, p, inputs[0])
-    measured = in_graph(context, [make(data) for data in inputs])
+    queries = inputs[0][0]
+    before = products(context, p["batch"] * p["queries"], queries.shape[2] * queries.shape[3])
+    measured = in_place(context, [make(data) for data in inputs], before)
     return Measurement(measured.seconds, measured.calls, measured.narrow, {**measured.extras, **extras})
 
 

@@ -1,11 +1,11 @@
 """Routed experts: the fused path from routing to sum, at the target's real shapes.
 
-What: seconds of one call: alignment, gate and up, activation, down, weighted sum. Through SGLang's fused Triton experts
-(bf16, fp8 with 128 x 128 scales) and its Marlin path (INT4, group 32) when sglang is importable; else bf16 and fp8 through
-Triton kernels of our own (one scale an expert). The sample's `kernel` says which. DeepGEMM's products alone, where it is
-importable, are a class of their own (see deepgemm). Outputs are compared with plain torch at every size before it is
-timed. Against: bytes, which are distinct
-experts touched x bytes of one expert plus the rows', and flops. Units: seconds, bytes, flops.
+What: seconds that one call adds after a product in a graph (see between): alignment, gate and up, activation, down,
+weighted sum. Through SGLang's fused Triton experts (bf16, fp8 with 128 x 128 scales) and its Marlin path (INT4, group 32)
+when sglang is importable; else bf16 and fp8 through Triton kernels of our own (one scale an expert). The sample's `kernel`
+says which. DeepGEMM's products alone, where it is importable, are a class of their own (see deepgemm). Outputs are compared
+with plain torch at every size before it is timed. Against: bytes, which are distinct experts touched x bytes of one expert
+plus the rows', and flops. Units: seconds, bytes, flops.
 Routing is uniform at random, or skewed (Zipf 1): every call of the chain has its own draw, so weights come from memory.
 Shapes are the caller's: hidden, intermediate (of one rank), experts, top_k.
 """
@@ -20,8 +20,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from specsim.calibration import deepgemm, marlin
+from specsim.calibration.between import in_place, products
 from specsim.calibration.context import Case, Context, Measurement
-from specsim.calibration.timing import in_graph
 
 NAME = "moe"
 WHAT = "fused routed experts at 1 to 128 rows, uniform and skewed routing"
@@ -103,7 +103,7 @@ def run(context: Context, case: Case) -> Measurement:
     calls = [made.path(x, d) for d in ids]
     if made.real is not None:
         _check(made.name, kind, calls[0](), x, ids[0], made.real)
-    measured = in_graph(context, calls)
+    measured = in_place(context, calls, products(context, p["rows"], p["hidden"]))
     each = 3.0 * p["hidden"] * p["intermediate"] * BYTES[kind]
     extras = {
         **measured.extras,

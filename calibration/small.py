@@ -1,26 +1,31 @@
 """Small kernels: a fused add and RMSNorm, an elementwise kernel, and the router's top-k.
 
-What: seconds of one kernel in a long chain in a CUDA graph: at these sizes nearly all of it is fixed time.
+What: seconds that one kernel adds after a product in a CUDA graph, its weights and residual cold, its input just written
+(see between); `alone` is a chain of the same kernels. At these sizes nearly all of it is fixed time.
 Against: bytes read and written. Units: seconds, bytes. `router` picks top-k of the experts' logits of each row.
 """
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-from specsim.calibration.context import Case, Context, Measurement
-from specsim.calibration.timing import in_graph
+from specsim.calibration.between import in_place, products
+from specsim.calibration.context import Call, Case, Context, Measurement
 
 NAME = "small"
-WHAT = "RMSNorm with residual add, elementwise, and router top-k kernels, in a graph"
+WHAT = "RMSNorm with residual add, elementwise, and router top-k kernels, after a product in a graph"
 AGAINST = "bytes read and written"
 UNITS = "seconds a kernel"
 RANKS = "one"
 CLASSES = ("norm", "tiny", "router")
 
-Made = tuple[Callable[[], object], dict[str, str]]  # one call, and what the sample says of its kernel
+Made = tuple[
+    Sequence[Call], Any, dict[str, str]
+]  # calls, each with weights of its own; their input; what the sample says
+ROTATED = 32  # sets of weights and residual: until one comes round again, products of twice the L2 have run
 
 
 def cases(context: Context) -> list[Case]:
@@ -51,31 +56,33 @@ def run(context: Context, case: Case) -> Measurement:
     torch.manual_seed(case.seed)
     rows = case.params["rows"]
     maker: Any = {"norm": _norm, "tiny": _tiny, "router": _router}[case.operator]
-    call, extras = maker(torch, context, rows, **{k: v for k, v in case.params.items() if k != "rows"})
-    measured = in_graph(context, [call] * 64)
+    calls, fresh, extras = maker(torch, context, rows, **{k: v for k, v in case.params.items() if k != "rows"})
+    outputs = case.params["width"] if fresh is not None else case.params["experts"]
+    measured = in_place(context, calls, products(context, rows, outputs, fresh))
     return Measurement(measured.seconds, measured.calls, measured.narrow, {**measured.extras, **extras})
 
 
 def _norm(torch: Any, context: Context, rows: int, width: int) -> Made:
     x = torch.randn(rows, width, device=context.device, dtype=torch.bfloat16) * 0.01
-    residual = torch.randn_like(x)
-    weight = torch.ones(width, device=context.device, dtype=torch.bfloat16)
     out = torch.empty_like(x)
+    residuals = [torch.randn_like(x) for _ in range(ROTATED)]
+    weights = [torch.ones(width, device=context.device, dtype=torch.bfloat16) for _ in range(ROTATED)]
     if not context.gpu:
 
-        def call() -> None:
+        def plain(residual: Any, weight: Any) -> None:
             residual.add_(x)
             out.copy_(torch.nn.functional.rms_norm(residual, (width,), weight))
 
-        return call, {"kernel": "torch"}
+        return [partial(plain, *own) for own in zip(residuals, weights, strict=True)], x, {"kernel": "torch"}
     import triton
     from specsim.calibration.kernels import add_rms_norm
 
     block = triton.next_power_of_2(width)
+    residual, weight = residuals[0], weights[0]
     total = (residual + x).float()
     want = torch.nn.functional.rms_norm(total, (width,), weight.float(), 1e-6)
 
-    def launch() -> None:
+    def launch(residual: Any, weight: Any) -> None:
         add_rms_norm[(rows,)](x, residual, weight, out, width, 1e-6, BLOCK=block, num_warps=8)
 
     engine, trouble = _engine_norm(context)
@@ -85,13 +92,15 @@ def _norm(torch: Any, context: Context, rows: int, width: int) -> Made:
             engine(mine, other, weight, 1e-6)
             _check(mine, want)
             _check(other, total)
-            return lambda: engine(mine, other, weight, 1e-6), {"kernel": "sgl_kernel"}
+            calls = [partial(engine, mine, r, w, 1e-6) for r, w in zip(residuals, weights, strict=True)]
+            return calls, mine, {"kernel": "sgl_kernel"}
         except Exception as error:  # any failure of a foreign package means: not usable
             trouble = f"sgl_kernel's fused norm is not used: {type(error).__name__}: {error}"[:200]
             context.cache["engine-norm"] = None, trouble
-    launch()
+    launch(residual, weight)
     _check(out, want)
-    return launch, {"kernel": "own triton"} | ({"trouble": trouble} if trouble else {})
+    calls = [partial(launch, r, w) for r, w in zip(residuals, weights, strict=True)]
+    return calls, x, {"kernel": "own triton"} | ({"trouble": trouble} if trouble else {})
 
 
 def _engine_norm(context: Context) -> tuple[Any, str]:
@@ -114,13 +123,13 @@ def _tiny(torch: Any, context: Context, rows: int, width: int) -> Made:
     a = torch.randn(rows, width, device=context.device, dtype=torch.bfloat16)
     b = torch.randn_like(a)
     out = torch.empty_like(a)
-    return lambda: torch.mul(a, b, out=out), {"kernel": "torch"}
+    return [lambda: torch.mul(a, b, out=out)] * ROTATED, a, {"kernel": "torch"}
 
 
 def _router(torch: Any, context: Context, rows: int, experts: int, top_k: int) -> Made:
     logits = torch.randn(rows, experts, device=context.device)
     if not context.gpu:
-        return lambda: torch.topk(logits, top_k), {"kernel": "torch"}
+        return [lambda: torch.topk(logits, top_k)] * ROTATED, None, {"kernel": "torch"}
     import triton
     from specsim.calibration.kernels import route
 
@@ -134,7 +143,7 @@ def _router(torch: Any, context: Context, rows: int, experts: int, top_k: int) -
     launch()
     if not bool((ids.long() == torch.topk(logits, top_k).indices).all()):
         raise RuntimeError("wrong result: the router picked other experts than torch.topk")
-    return launch, {"kernel": "own triton"}
+    return [launch] * ROTATED, None, {"kernel": "own triton"}
 
 
 def _check(got: Any, want: Any, limit: float = 0.02) -> None:

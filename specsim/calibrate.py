@@ -151,6 +151,13 @@ def _jacobian(function: Callable[[Array], Array], x: Array) -> Array:
     return np.column_stack(columns)
 
 
+def in_place(samples: Sequence[Sample]) -> list[Sample]:
+    """The samples without those of classes that were timed back to back, as by earlier releases, where others of the class
+    were timed in place: a kernel is cheaper after itself than after another."""
+    placed = {s["operator"] for s in samples if s["status"] == "done" and "alone" in s["extras"]}
+    return [s for s in samples if s["operator"] not in placed or s["status"] != "done" or "alone" in s["extras"]]
+
+
 def points(samples: Sequence[Sample], operator: str) -> tuple[Array, Array, Array]:
     """Median seconds, bytes and flops of the samples that a class is fitted to: attention's of one query row, and with the
     bf16 products the large one of `peak`, which is one of them."""
@@ -160,7 +167,7 @@ def points(samples: Sequence[Sample], operator: str) -> tuple[Array, Array, Arra
             return s["measure"] != "attention" or bool(s["params"]["queries"] == 1)
         return operator == "gemm_bf16" and (s["measure"], s["operator"]) == ("peak", "matmul")
 
-    chosen = [s for s in samples if belongs(s) and s["spread"]["median"] > 0]
+    chosen = [s for s in in_place(samples) if belongs(s) and s["spread"]["median"] > 0]
     columns = [(s["spread"]["median"], s["bytes"], s["flops"]) for s in chosen]
     seconds, nbytes, flops = np.array(columns, dtype=float).reshape(-1, 3).T
     return seconds, nbytes, flops
@@ -224,7 +231,7 @@ def build(
     here are taken with their own source.
     """
     date = date or datetime.date.today().isoformat()
-    samples = [r for r in results if r["status"] == "done" and r.get("rank", 0) == 0]
+    samples = in_place([r for r in results if r["status"] == "done" and r.get("rank", 0) == 0])
     failed = [r for r in results if r["status"] != "done"]
     source = Source(kind="measured", reference=f"specsim calibrate on {environment.get('gpu', 'this box')}", date=date)
     gpu, bandwidth, peak = _gpu(results, environment, source)
@@ -520,12 +527,14 @@ def _warnings(
 
 
 def _tables(samples: Sequence[Sample]) -> dict[str, Any]:
-    """The samples by class as small tables: parameters, bytes, and the 10, 50 and 90 % quantiles in microseconds."""
+    """The samples by class as small tables: parameters, bytes, and the 10, 50 and 90 % quantiles in microseconds; `alone_us`
+    is the median of the same calls back to back."""
     tables: dict[str, Any] = {}
     for s in samples:
         sizes = {**s["params"], "bytes": round(float(s["bytes"]))}
-        quantiles = {f"{q}_us": _digits(s["spread"][q] * 1e6, 5) for q in ("p10", "median", "p90")}
-        row = {**sizes, **quantiles}
+        times = {q: s["spread"][q] for q in ("p10", "median", "p90")}
+        times |= {"alone": s["extras"]["alone"]["median"]} if "alone" in s["extras"] else {}
+        row = {**sizes, **{f"{name}_us": _digits(t * 1e6, 5) for name, t in times.items()}}
         table = tables.setdefault(s["operator"], {"columns": " ".join(row), "rows": []})
         if table["columns"] == " ".join(row):
             table["rows"].append(" ".join(str(v) for v in row.values()))

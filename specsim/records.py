@@ -165,6 +165,7 @@ class _Extras(BaseModel):
     model_config = ConfigDict(strict=True)
 
     slowest_rank_s: Amount = 0.0
+    alone: _Spread | None = None  # the same calls back to back, where the sample's are in place
 
 
 class _Done(_Case):

@@ -89,6 +89,19 @@ def test_the_sustained_product_counts_among_the_others() -> None:
     assert found["gemm_bf16"].flops_per_s == pytest.approx(PEAK, rel=0.02)
 
 
+def test_kernels_timed_in_place_count_instead_of_those_timed_alone() -> None:
+    """Norms of 2.5 us in place, in a later record; the earlier one has 1.6 us, back to back, also at another size."""
+    old = [result("small", "norm", 1.6e-6, nbytes=n * 1e3, rows=n, width=64) for n in (1, 2, 16)]
+    alone = {"extras": {"alone": spread(1.6e-6)}}
+    new = [{**result("small", "norm", 2.5e-6, nbytes=n * 1e3, rows=n, width=64), **alone} for n in (1, 2, 4)]
+    made = calibrate.rebuild([record_of([*peaks(), *old]), record_of(new)])
+    assert made.fits["norm"].fixed_s == pytest.approx(2.5e-6, rel=0.01)
+    assert len(made.fits["norm"].residuals) == 3
+    table = made.profile.samples["norm"]
+    assert table["columns"].split()[-1] == "alone_us"
+    assert [row.split()[-1] for row in table["rows"]] == ["1.6"] * 3
+
+
 def test_bandwidth_that_the_samples_cannot_tell_is_held_and_said() -> None:
     """Three sizes of a few KB: 3 us each, whatever the bytes."""
     nbytes = np.array([4e3, 8e3, 16e3])

@@ -15,7 +15,7 @@ if importlib.util.find_spec("torch") is None:
     pytest.skip("PyTorch is not installed (pip install 'specsim[calibrate]')", allow_module_level=True)
 
 import torch
-from specsim.calibration import attention, deepgemm, gemm, marlin, moe, small
+from specsim.calibration import attention, between, deepgemm, gemm, marlin, moe, small
 from specsim.calibration.context import Context, Measurement
 
 from specsim import calibration
@@ -35,13 +35,14 @@ class OnGpu(Context):
 def context(monkeypatch: pytest.MonkeyPatch) -> Context:
     """Timing is left out; calls run once, as a capture would."""
 
-    def timed(context: Context, calls: Any, **options: Any) -> Measurement:
+    def timed(context: Context, calls: Any, *_: Any, **options: Any) -> Measurement:
         for call in calls:
             call()
         return Measurement([1e-5] * 5)
 
-    for module in (attention, gemm, moe, small):
-        monkeypatch.setattr(module, "in_graph", timed)
+    monkeypatch.setattr(gemm, "in_graph", timed)
+    for module in (attention, moe, small):
+        monkeypatch.setattr(module, "in_place", timed)
     card = SimpleNamespace(multi_processor_count=8)
     for name, value in (
         ("get_device_capability", (9, 0)), ("get_device_properties", card), ("synchronize", None), ("empty_cache", None)
@@ -290,7 +291,62 @@ def test_many_rows_are_measured_at_the_clocks_that_a_server_keeps(
         gemm.run(context, gemm._case("bf16", rows, 64, 64))
     assert warmed[128] == 0 < warmed[256] == warmed[2048]
     planned = {(c.params["rows"], c.params["n"]) for c in gemm.cases(context) if c.params["rows"] > 128}
-    assert planned == {(rows, n) for rows in (256, 512, 1024, 2048) for n in (7168, 20480)}
+    assert planned == {(256, n) for n, _ in gemm.SHAPES} | {
+        (rows, n) for rows in (512, 1024, 2048) for n in (7168, 20480)
+    }
+
+
+@pytest.mark.parametrize("kernel_us", [2.0, -0.1])
+def test_a_kernel_in_place_is_what_it_adds_to_products(
+    context: Context, monkeypatch: pytest.MonkeyPatch, kernel_us: float
+) -> None:
+    """Products of 5 us and kernels that add 2: pairs of 7 less 5. Noise that makes a difference negative counts as zero and
+    is not narrow. Four products and three kernels make four pairs, each list gone round."""
+    cost = {"product": 5e-6, "kernel": kernel_us * 1e-6}
+    run: list[str] = []
+
+    class Clocked:
+        def __init__(self, context: Context, calls: list[Any], *_: Any) -> None:
+            self.seconds = sum(cost[call()] for call in calls)
+
+        def times(self, n: int) -> list[float]:
+            return [self.seconds * (1 + 1e-4 * (i % 3 - 1)) for i in range(n)]
+
+        def once(self) -> float:
+            return self.seconds
+
+    def call(kind: str, name: str) -> Any:
+        return lambda: (run.append(name), kind)[1]
+
+    monkeypatch.setattr(between, "Chain", Clocked)
+    monkeypatch.setattr(between, "in_graph", lambda *_: Measurement([1.6e-6] * 5))
+    before = [call("product", f"p{i}") for i in range(4)]
+    found = between.in_place(context, [call("kernel", f"k{i}") for i in range(3)], before)
+    assert run[:8] == ["p0", "k0", "p1", "k1", "p2", "k2", "p3", "k0"]
+    middle = sorted(found.seconds)[len(found.seconds) // 2]
+    assert middle == pytest.approx(max(kernel_us, 0.0) * 1e-6, rel=1e-3)
+    assert found.narrow == (kernel_us > 0)
+    assert found.extras["alone"]["median"] == 1.6e-6
+    assert found.extras["product_s"] == pytest.approx(5e-6, rel=1e-3)
+
+
+@pytest.mark.parametrize("operator", small.CLASSES)
+def test_small_kernels_follow_a_product_of_their_width(
+    context: Context, monkeypatch: pytest.MonkeyPatch, operator: str
+) -> None:
+    """On CPU tensors: the product writes what the kernel reads, and weights of products and kernels take turns."""
+    seen: list[Any] = []
+    monkeypatch.setattr(small, "in_place", lambda c, calls, before: seen.append((calls, before)) or Measurement([1e-6]))
+    plain = Context(0, 1, 0, torch.device("cpu"), False, {})
+    case = next(c for c in small.cases(plain) if c.operator == operator)
+    small.run(plain, case)
+    calls, before = seen[0]
+    width = case.params.get("width") or case.params["experts"]
+    assert {tuple(p().shape) for p in before} == {(case.params["rows"], width)}
+    assert sum(p.args[1].numel() * 2 for p in before) > 2 * plain.l2_bytes
+    assert len({p.args[1].data_ptr() for p in before}) == len(before)
+    for call in calls:
+        call()
 
 
 @pytest.mark.parametrize("name", calibration.MEASUREMENTS)
