@@ -31,17 +31,18 @@ QUICK_POINTS = ((1, 1024), (1, 8192), (8, 2048), (32, 4096))
 QUICK_LARGE_POINTS = ((128, 1024), (256, 4096))
 MOST_MEMORY = 0.4  # of the GPU's, for the caches of one case
 CPU_POINTS = ((1, 64), (2, 128), (4, 256))
+CPU_SHAPES = {
+    "gqa": {"kind": "gqa", "heads": 4, "kv_heads": 2, "head_dim": 32},
+    "mla": {"kind": "mla", "heads": 4, "latent": 64, "rope": 16},
+}
 GQA = {"kind": "gqa", "heads": 32, "kv_heads": 8, "head_dim": 128}
 MLA = {"kind": "mla", "heads": 8, "latent": 512, "rope": 64}
 
 
 def cases(context: Context) -> list[Case]:
-    shapes = context.shapes.get("attention") or (GQA, MLA)
-    if not context.gpu:
-        shapes = (
-            {"kind": "gqa", "heads": 4, "kv_heads": 2, "head_dim": 32},
-            {"kind": "mla", "heads": 4, "latent": 64, "rope": 16},
-        )
+    shapes = context.chosen("attention", NAME, (GQA, MLA))
+    if not context.gpu:  # small ones of the same kinds
+        shapes = [CPU_SHAPES[kind] for kind in dict.fromkeys(shape["kind"] for shape in shapes)]
     points: Points = CPU_POINTS if not context.gpu else QUICK_POINTS if context.quick else POINTS
     large: Points = () if not context.gpu else QUICK_LARGE_POINTS if context.quick else LARGE_POINTS
     found = []

@@ -71,6 +71,12 @@ class Context:
     options: dict[str, Any] = field(default_factory=dict)
     cache: dict[str, Any] = field(default_factory=dict)  # groups, buffers and controls that cases share
 
+    def chosen(self, kind: str, measure: str, typical: Sequence[Any]) -> Sequence[Any]:
+        """The caller's shapes of a kind; typical ones where none were given at all, or where the caller's model has none
+        and the measurement was asked for by name."""
+        found: Sequence[Any] | None = self.shapes.get(kind)
+        return typical if found is None or (not found and measure in self.options.get("only", ())) else found
+
     @property
     def gpu(self) -> bool:
         return bool(self.device.type == "cuda")

@@ -42,7 +42,7 @@ CALLS = 24  # draws in one chain
 
 
 def cases(context: Context) -> list[Case]:
-    shapes = context.shapes.get("experts") or (SHAPES if context.gpu else CPU_SHAPES)
+    shapes = context.chosen("experts", NAME, SHAPES if context.gpu else CPU_SHAPES)
     kinds = ["bf16"]
     if context.gpu:
         import torch

@@ -112,6 +112,7 @@ def stages(plan: Plan) -> list[Stage]:
         "implementation": "nccl",
         "no_p2p": plan.no_p2p,
         "without": plan.without,
+        "only": plan.only,
     }
     found = [Stage("one", alone, 1, dict(main), options)] if alone else []
     if plan.kinds and "nccl" not in plan.kinds:

@@ -22,6 +22,9 @@ UNITS = "seconds a kernel"
 RANKS = "one"
 CLASSES = ("norm", "tiny", "router")
 
+TYPICAL_EXPERTS = ({"experts": 384, "top_k": 8},)  # to choose from
+CPU_EXPERTS = ({"experts": 16, "top_k": 2},)
+
 Made = tuple[
     Sequence[Call], Any, dict[str, str]
 ]  # calls, each with weights of its own; their input; what the sample says
@@ -46,8 +49,8 @@ def cases(context: Context) -> list[Case]:
 
 
 def _routers(context: Context) -> list[tuple[int, int]]:
-    asked = [(e["experts"], e["top_k"]) for e in context.shapes.get("experts", ())]
-    return list(dict.fromkeys(asked)) or ([(384, 8)] if context.gpu else [(16, 2)])
+    experts = context.chosen("experts", "moe", TYPICAL_EXPERTS if context.gpu else CPU_EXPERTS)
+    return list(dict.fromkeys((e["experts"], e["top_k"]) for e in experts))
 
 
 def run(context: Context, case: Case) -> Measurement:

@@ -558,7 +558,8 @@ def _plain(value: Any) -> Any:
 
 
 def shapes(model: Any, tp: int) -> dict[str, Any]:
-    """What one of `tp` ranks of a model (specsim.models.Model) runs: experts, attention, widths and dense projections."""
+    """What one of `tp` ranks of a model (specsim.models.Model) runs: experts, attention, widths and dense projections. A list
+    is empty where the model has none of a kind."""
     from specsim.forward import slice_of
 
     found: dict[str, Any] = {"hidden": [int(model.hidden)], "experts": [], "attention": [], "gemm": []}
@@ -589,7 +590,7 @@ def shapes(model: Any, tp: int) -> dict[str, Any]:
         for p in (*layer.mixer, *layer.ffn):
             inputs, outputs = slice_of(p, tp)
             once("gemm", [int(outputs), int(inputs)])
-    return {key: value for key, value in found.items() if value}
+    return found
 
 
 def plot(result: Result, path: Path) -> None:

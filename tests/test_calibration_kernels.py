@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import sys
 from dataclasses import replace
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -17,8 +18,12 @@ if importlib.util.find_spec("torch") is None:
 import torch
 from specsim.calibration import attention, between, deepgemm, gemm, marlin, moe, small
 from specsim.calibration.context import Context, Measurement
+from specsim.calibration.session import Plan, stages
 
 from specsim import calibration
+from specsim.calibrate import shapes
+from specsim.commands import calibrate as calibrate_command
+from specsim.configs import load_model
 
 
 class OnGpu(Context):
@@ -347,6 +352,29 @@ def test_small_kernels_follow_a_product_of_their_width(
     assert len({p.args[1].data_ptr() for p in before}) == len(before)
     for call in calls:
         call()
+
+
+@pytest.mark.parametrize(
+    ("model", "only", "classes", "said"),
+    [
+        ("Llama-3.1-8B", (), {"attention_gqa"}, "has no experts and no MLA attention, which is left out"),
+        ("Llama-3.1-8B", ("moe", "small"), {"moe_bf16", "router"}, "small, moe on one GPU"),
+        ("Kimi-K2.5", (), {"attention_mla", "moe_bf16", "router"}, "has no GQA attention, which is left out"),
+    ],
+)
+def test_only_what_a_model_has_is_timed(
+    context: Context, model: str, only: tuple[str, ...], classes: set[str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dense model has no experts and no router, each has one kind of attention; a measurement asked for by name is made."""
+    monkeypatch.setattr(moe, "_sglang_here", lambda: False)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
+    plan = Plan(Path("unused"), 1, only=only, shapes=shapes(load_model(model), 1))
+    options = next(stage.options for stage in stages(plan) if "small" in stage.measures)
+    of_model = replace(context, shapes=plan.shapes, options=options)
+    measured = [m for m in (attention, moe, small) if not only or m.NAME in only]
+    found = {case.operator for m in measured for case in m.cases(of_model)}
+    assert found - {"norm", "tiny"} == classes
+    assert calibrate_command._said(plan, model).endswith(said)
 
 
 @pytest.mark.parametrize("name", calibration.MEASUREMENTS)

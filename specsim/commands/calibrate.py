@@ -131,6 +131,8 @@ def command(**options: Any) -> None:
     started = time.monotonic()
     with session.held(plan), Meter("calibrate") as meter:
         session.prepare(plan, resume=options["resume"])
+        if plan.node == 0:
+            note(_said(plan, options["model"]))
         try:
             outcome = session.run(
                 plan,
@@ -186,6 +188,25 @@ def _plan(options: dict[str, Any]) -> tuple[Plan, str]:
         master=options["master"], time_limit_s=options["time_limit"] or float("inf"),
     )  # fmt: skip
     return plan, name
+
+
+def _said(plan: Plan, model: str | None) -> str:
+    """The plan in a line: what is measured over how many ranks, and what is not because the model has none."""
+    from specsim.calibration.session import stages
+
+    names = list(dict.fromkeys(name for stage in stages(plan) for name in stage.measures))
+    kinds = {shape["kind"] for shape in plan.shapes.get("attention", ())}
+    lacks = []
+    for kind, measure in (("experts", "moe"), ("attention", "attention")):
+        if not plan.shapes.get(kind, True) and measure in names and measure not in plan.only:
+            names.remove(measure)
+            lacks.append(kind)
+    if kinds and "attention" in names:
+        lacks += [f"{kind.upper()} attention" for kind in ("gqa", "mla") if kind not in kinds]
+    unit = "process" if plan.cpu else "GPU"
+    ranks = f"one {unit}" if plan.ranks == 1 else f"{plan.ranks} {'processes' if plan.cpu else 'GPUs'}"
+    why = f"; {model} has no {' and no '.join(lacks)}, which is left out" if lacks else ""
+    return f"calibrate: {', '.join(names)} on {ranks}{why}"
 
 
 def _names(options: dict[str, Any], option: str) -> tuple[str, ...]:
