@@ -31,6 +31,7 @@ GRACE_S = 3.0  # between asking a process to end and killing it, and between a r
 MOST_ATTEMPTS = 12
 MOST_LOSSES = 2  # processes that one operator over one number of ranks may cost; its other sizes would cost more
 DISK_FULL = 4
+FIRST_NODE_S = 300.0  # how long another node's launcher waits for a sign of the first
 
 # Multicast objects on NVLink can put a shared host's GPUs out of service: never made unless asked for.
 NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
@@ -68,8 +69,8 @@ Event = Callable[[str, dict[str, Any]], None]
 def run_stage(stage: Stage, setting: Setting, event: Event, *, number: int = 0) -> list[str]:
     """Run a stage to its end and return the troubles met, as sentences. Raises WorkError when the disk is full.
 
-    event(kind, details) is called with "poll" several times a second and with "trouble". Leaves no process behind,
-    whatever ends it. On several nodes the first one leads: the others wait for its files in the shared folder.
+    event(kind, details) is called with "poll" several times a second, with "trouble", and with "unfinished" where the stage
+    ends before its cases do. Leaves no process behind, whatever ends it. On several nodes the first one leads: the others wait for its files in the shared folder.
     """
     over = setting.folder / "stages" / f"{stage.name}.over"
     if setting.node > 0 and stage.ranks == 1:
@@ -81,7 +82,7 @@ def run_stage(stage: Stage, setting: Setting, event: Event, *, number: int = 0) 
             path = setting.folder / "stages" / f"{stage.name}.{attempt}.json"
             if setting.node == 0:
                 _write_stage(path, stage, setting, [what for what, n in lost.items() if n >= MOST_LOSSES])
-            elif not _appears(path, over, event):
+            elif not _appears(path, over, setting, event):
                 return troubles
             trouble = _attempt(stage, setting, path, number * MOST_ATTEMPTS + attempt, event)
             if trouble is None:
@@ -90,24 +91,47 @@ def run_stage(stage: Stage, setting: Setting, event: Event, *, number: int = 0) 
             troubles.append(text)
             event("trouble", {"text": text})
             if not key:  # it did not get as far as a case: trying again would end the same way
+                event("unfinished", {"text": text})
                 return troubles
             _record_failure(setting.folder, stage, key, text)
             lost[_what(setting.folder, stage, key)] += 1
-        troubles.append(f"{stage.name}: given up after {MOST_ATTEMPTS} attempts")
-        return troubles
+        text = f"{stage.name}: given up after {MOST_ATTEMPTS} attempts"
+        event("unfinished", {"text": text})
+        return [*troubles, text]
     finally:
         if setting.nodes > 1 and setting.node == 0:
             write_atomically(over, "")
 
 
-def _appears(path: Path, over: Path, event: Event) -> bool:
-    """Wait until the first node begins an attempt (True) or has ended the stage (False)."""
+def _appears(path: Path, over: Path, setting: Setting, event: Event) -> bool:
+    """Wait until the first node begins an attempt (True) or has ended the stage (False). Raises WorkError when the first node
+    has not written anything for FIRST_NODE_S beyond what it is doing may take."""
+    signs, since = _signs(setting.folder), time.monotonic()
     while not path.exists():
         if over.exists():
             return False
         time.sleep(0.1)
-        event("poll", {})
+        event("poll", {"waiting": f"waiting for the first node ({setting.master})"})
+        if (now := _signs(setting.folder)) != signs:
+            signs, since = now, time.monotonic()
+        elif (silent := time.monotonic() - since) > FIRST_NODE_S + signs[1]:
+            raise WorkError(
+                f"the first node ({setting.master}) gave no sign for {silent:.0f} s: run the same line there with --node-rank 0,"
+                f" and --out a folder that every node sees ({setting.folder})"
+            )
     return True
+
+
+def _signs(folder: Path) -> tuple[frozenset[tuple[str, int]], float]:
+    """What the first node has written of its stages and ranks, and how long what its ranks do may take, in seconds."""
+    found, longest = set(), 0.0
+    for path in (*folder.glob("stages/*"), *folder.glob("*.rank*.json")):
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            found.add((path.name, path.stat().st_mtime_ns))
+            state = json.loads(path.read_text()) if ".rank" in path.name else {}
+            if state.get("state") in ("starting", "running"):
+                longest = max(longest, float(state["timeout_s"]))
+    return frozenset(found), longest
 
 
 def finished(folder: Path) -> set[str]:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -80,13 +80,15 @@ class Progress:
 
 @dataclass(frozen=True)
 class Outcome:
-    """All that a calibration found. results: one dictionary a case; troubles: what went wrong, as sentences."""
+    """All that a calibration found. results: one dictionary a case; troubles: what went wrong, as sentences; unfinished: those
+    that ended a stage before its cases were measured."""
 
     results: list[dict[str, Any]]
     environment: dict[str, Any]
     health: dict[str, Any] | None
     troubles: list[str]
     interrupted: bool = False
+    unfinished: tuple[str, ...] = ()
 
 
 def stages(plan: Plan) -> list[Stage]:
@@ -214,6 +216,7 @@ def run(plan: Plan, report: Callable[[Progress], None], trouble: Callable[[str],
     )  # fmt: skip
     clock = _Clock(plan, todo)
     troubles = _known_troubles(plan.folder)
+    unfinished: list[str] = []
     box: health.Health | None = None
     if not plan.cpu:
         try:
@@ -227,10 +230,12 @@ def run(plan: Plan, report: Callable[[Progress], None], trouble: Callable[[str],
     def event(kind: str, details: dict[str, Any]) -> None:
         if kind == "trouble":
             trouble(str(details["text"]))
+        elif kind == "unfinished":
+            unfinished.append(str(details["text"]))
         elif time.monotonic() - clock.started > plan.time_limit_s:
             raise TimeIsUp
         elif (progress := clock.tick()) is not None:
-            report(progress)
+            report(replace(progress, now=details.get("waiting", progress.now)))
 
     interrupted = False
     ended = ""
@@ -256,7 +261,7 @@ def run(plan: Plan, report: Callable[[Progress], None], trouble: Callable[[str],
     _keep_troubles(plan, troubles)
     troubles += [ended] if ended else []
     surroundings = environment(plan, todo, box, clock.samples)
-    return Outcome(found, surroundings, box.document() if box else None, troubles, interrupted)
+    return Outcome(found, surroundings, box.document() if box else None, troubles, interrupted, tuple(unfinished))
 
 
 def _known_troubles(folder: Path) -> list[str]:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -244,6 +245,25 @@ def test_the_dead_rank_that_is_named() -> None:
     late, early = ({"error": "Connection closed", "since": 9.0}, {"error": "planted", "since": 8.0})
     assert order((3, late), (-9, {}), (3, early)) == [1, 2, 0]
     assert order((-6, {"error": "", "since": 1.0}), (1, {}), (3, early)) == [2, 0, 1]
+
+
+def test_a_rank_killed_before_it_says_a_word_is_told_recorded_and_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by the system when memory runs out while it imports torch. What an earlier run measured makes a profile still."""
+    (tmp_path / "sitecustomize.py").write_text("import os\nif os.environ.get('RANK') == '1': os.kill(os.getpid(), 9)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    out = tmp_path / "out"
+    written(out, "peak", "copy")
+    arguments = ("--ranks", 2, "--only", "allreduce", "--name", "box", "--out", out, "--resume")
+    code, _, errors = specsim(capsys, "calibrate", "--cpu", "--quick", *arguments)
+    said = "all: rank 1 was killed by signal 9 (SIGKILL) in its start"
+    assert code == 1
+    assert errors.strip().splitlines()[-1].startswith(f"error: {said}; what was measured is in {out}")
+    record = json.loads((out / "box.record.json").read_text())
+    assert record["environment"]["troubles"] == [said]
+    assert load_profile(str(out / "box.yaml")).cpu
+    assert workers(out) == []
 
 
 def test_an_operator_that_hangs_again_is_given_up(tmp_path: Path, faulty: Path) -> None:
@@ -531,6 +551,42 @@ def test_nothing_creates_multicast_objects_unless_asked() -> None:
         "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
         "NVSHMEM_DISABLE_NVLS": "1",
     }
+
+
+def test_another_node_waits_for_the_first_as_long_as_it_shows_signs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first node measures for 1000 s what it does alone, one case every 250 s, then compiles one of 600 s, and is gone: a
+    sign each time, silence of 300 + 600 s at the end. Without any sign the wait ends after 300 s."""
+    from specsim.calibration import launch
+    from specsim.calibration.worker import Reporter
+
+    clock = [0.0]
+
+    def sleep(seconds: float) -> None:
+        clock[0] += 10.0
+
+    monkeypatch.setattr(launch, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
+    stage = launch.Stage("all", ("allreduce",), 2)
+
+    def wait(folder: Path, poll: Any) -> None:
+        clock[0] = 0.0
+        setting = launch.Setting(folder, cpu=True, node=1, nodes=2, master="first:29500")
+        with pytest.raises(WorkError, match=r"the first node \(first:29500\) gave no sign .* --node-rank 0"):
+            launch.run_stage(stage, setting, poll)
+
+    said = []
+    wait(tmp_path / "none", lambda kind, details: said.append(details["waiting"]))
+    assert 300 < clock[0] <= 320
+    assert set(said) == {"waiting for the first node (first:29500)"}
+    reporter = Reporter(tmp_path / "some", "one", 0, "one.0")
+
+    def first_node(kind: str, details: Any) -> None:
+        if clock[0] <= 1000 and clock[0] % 250 == 0:
+            reporter.state("running", "moe_int4", timeout_s=600.0 if clock[0] == 1000 else 60.0)
+
+    wait(tmp_path / "some", first_node)
+    assert 1900 < clock[0] <= 1920
 
 
 def test_two_nodes_share_a_folder(tmp_path: Path) -> None:

@@ -147,6 +147,9 @@ def command(**options: Any) -> None:
             _finish(plan, name, outcome, options, time.monotonic() - started)
         except WorkError as error:  # a full disk
             raise WorkError(f"{error}; what was measured is in {plan.folder}: go on with --resume") from None
+    if outcome.unfinished:
+        left = f"{outcome.unfinished[0]}; what was measured is in {plan.folder}: run the same line with --resume for the rest"
+        raise WorkError(left)
     if outcome.interrupted:
         note(f"interrupted; what was measured is in {plan.folder}: run the same line with --resume for the rest")
         sys.exit(130)
