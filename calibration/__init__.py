@@ -9,6 +9,8 @@ Each module that measures something supplies the same few names:
     cases(context) -> list[Case]           sizes to measure
     run(context, case) -> Measurement      samples in seconds
 
+and, where kernels are compiled at their first use, `compile_s(case)`, the seconds that may take, and `prepare(context, case)`.
+
 Modules: gemm, moe, attention, small, peak, launches, copies, allreduce. `timing` and `between` hold the clocks, `worker`
 runs them in one process a GPU, `launch` starts and watches those processes, `health` reads nvidia-smi. Only the worker's
 side imports torch.

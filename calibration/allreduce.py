@@ -78,10 +78,20 @@ def cases(context: Context) -> list[Case]:
 
 def _case(context: Context, implementation: str, ranks: int, mode: str, nbytes: int) -> Case:
     params = {"ranks": ranks, "mode": mode, "bytes": nbytes}
-    first = mode == "graph" and nbytes <= 4 * KB  # it makes the connections and compiles
-    timeout = COMPILE_S if first and implementation in ENGINES else 60.0
     estimate = (0.6 if mode == "eager" else 0.15) * (1.0 if context.gpu and not context.quick else 0.4)
-    return Case(NAME, implementation, params, bytes=nbytes, ranks=ranks, estimate_s=estimate, timeout_s=timeout)
+    return Case(NAME, implementation, params, bytes=nbytes, ranks=ranks, estimate_s=estimate)
+
+
+def compile_s(case: Case) -> float:
+    """Seconds that compiling at the first use of a case's kernel may take; 0 where nothing is compiled."""
+    return COMPILE_S if case.operator in ENGINES else 0.0
+
+
+def prepare(context: Context, case: Case) -> None:
+    """Compile the kernel of a case by using it once. Raises RuntimeError where it cannot run."""
+    _, control = groups(context, case.ranks)
+    _engine(context, case.operator, case.ranks, control).reduce(_kept(context, case.operator, 4 * KB))
+    context.synchronize()
 
 
 def run(context: Context, case: Case) -> Measurement:

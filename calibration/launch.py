@@ -129,7 +129,7 @@ def _signs(folder: Path) -> tuple[frozenset[tuple[str, int]], float]:
         with contextlib.suppress(OSError, ValueError, KeyError):
             found.add((path.name, path.stat().st_mtime_ns))
             state = json.loads(path.read_text()) if ".rank" in path.name else {}
-            if state.get("state") in ("starting", "running"):
+            if state.get("state") in ("starting", "compiling", "running"):
                 longest = max(longest, float(state["timeout_s"]))
     return frozenset(found), longest
 
@@ -298,6 +298,9 @@ def _state(folder: Path, stage: str, rank: int, attempt: str) -> dict[str, Any]:
 def _hung(stage: Stage, states: list[dict[str, Any]]) -> tuple[str, str]:
     running = [s for s in states if s and s["state"] != "finished"]
     behind = min(running, key=lambda s: (s["step"], s["since"]))
+    if behind["state"] == "compiling":
+        text = f"{stage.name}: not compiled within {behind['timeout_s']:.0f} s, so not measured; --resume lets it go on"
+        return text, behind["key"]
     ranks = ", ".join(f"rank {s['rank']} in {s['operation']}" for s in running)
     seconds = time.time() - behind["since"]
     return f"{stage.name}: hung for {seconds:.0f} s: {behind['operation']} ({ranks})", behind["key"]

@@ -66,7 +66,7 @@ def _run(context: Context, stage: dict[str, Any], reporter: Reporter) -> int:
         (modules[name], case)
         for name in stage["measures"]
         for case in modules[name].cases(context)
-        if case.operator not in without
+        if case.operator not in without and _compile_key(case) not in skip
     ]
     cases = [case for _, case in planned]
     if context.rank == 0:
@@ -84,10 +84,40 @@ def _run(context: Context, stage: dict[str, Any], reporter: Reporter) -> int:
                 why = f"not tried: {case.operator} over {case.ranks} ranks hung or ended its processes more than once"
                 reporter.failed(key, case, time.time(), RuntimeError(why))
             continue
+        if not _prepare(context, module, case, reporter):
+            return GPU_LOST
         reporter.state("running", case.size, timeout_s=case.timeout_s, key=key)
         if not _one(context, module, case, key, reporter):
             return GPU_LOST
     return 0
+
+
+def _compile_key(case: Case) -> str:
+    """What a compilation that ran out of time is recorded under: the kernel's cases are not tried after it."""
+    return f"{case.measure}.{case.operator}.compile"
+
+
+def _prepare(context: Context, module: Any, case: Case, reporter: Reporter) -> bool:
+    """Let a kernel compile at its first use over so many ranks, in a time of its own. What goes wrong on all ranks is told by
+    its cases, which meet it again. False when the others hang in it: the process must be replaced."""
+    seconds = module.compile_s(case) if hasattr(module, "compile_s") else 0.0
+    prepared: set[tuple[str, int]] = context.cache.setdefault("prepared", set())
+    if not seconds or (case.operator, case.ranks) in prepared:
+        return True
+    prepared.add((case.operator, case.ranks))
+    doing = f"compiling {case.operator} at its first use, up to {seconds / 60:.0f} minutes"
+    key = _compile_key(case)
+    reporter.state("compiling", doing, timeout_s=seconds, key=key)
+    try:
+        module.prepare(context, case)
+        return _meet(context, case, f"{key}-{case.ranks}", wait=False)
+    except Exception as error:
+        _log(f"{doing}:\n{traceback.format_exc()}")
+        if _meet(context, case, f"{key}-{case.ranks}", wait=True):
+            return True
+        _give_up(context)
+        reporter.state("error", doing, key=key, error=f"{type(error).__name__}: {error}"[:300])
+        return False
 
 
 def _one(context: Context, module: Any, case: Case, key: str, reporter: Reporter) -> bool:

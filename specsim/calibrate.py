@@ -232,7 +232,7 @@ def build(
     """
     date = date or datetime.date.today().isoformat()
     samples = in_place([r for r in results if r["status"] == "done" and r.get("rank", 0) == 0])
-    failed = [r for r in results if r["status"] != "done"]
+    failed = [r for r in results if r["status"] != "done" and r["error"] not in troubles]  # those are told already
     source = Source(kind="measured", reference=f"specsim calibrate on {environment.get('gpu', 'this box')}", date=date)
     gpu, bandwidth, peak = _gpu(results, environment, source)
     fitted = fits(samples, bandwidth, peak)

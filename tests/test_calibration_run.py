@@ -224,6 +224,54 @@ def test_bad_cases_are_recorded_and_the_others_are_measured(tmp_path: Path, faul
     assert "planted" in found["raise-all"]["error"]
 
 
+def test_a_kernel_compiles_in_a_time_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two sizes of one kernel: it is compiled once, before the first, and its state says so. What ran out of that time is said
+    in a sentence, recorded, and its sizes are not tried by the next workers; those of another kernel are."""
+    import torch
+    from specsim.calibration import launch, worker
+    from specsim.calibration.context import Case, Context, Measurement
+
+    done: list[str] = []
+    module = SimpleNamespace(
+        RANKS="one",
+        cases=lambda context: [Case("allreduce", o, {"bytes": n}) for n in (1, 2) for o in ("flashinfer", "nccl")],
+        compile_s=lambda case: 480.0 * (case.operator == "flashinfer"),
+        prepare=lambda context, case: done.append(f"compile {case.operator}"),
+        run=lambda context, case: done.append(case.size) or Measurement([1e-3]),
+    )
+    monkeypatch.setattr(worker.importlib, "import_module", lambda name: module)
+    states: list[tuple[str, str, float]] = []
+
+    def run(skip: list[str]) -> None:
+        done.clear()
+        reporter = worker.Reporter(tmp_path, "flashinfer", 0, "flashinfer.0")
+        keep = reporter.state
+        monkeypatch.setattr(
+            reporter,
+            "state",
+            lambda s, what, **more: states.append((s, what, more["timeout_s"])) or keep(s, what, **more),
+        )
+        context = Context(0, 1, 0, torch.device("cpu"), True, {})
+        stage = {"name": "flashinfer", "skip": skip, "measures": ["any"], "options": {}}
+        assert worker._run(context, stage, reporter) == 0
+
+    run([])
+    assert done == ["compile flashinfer", "flashinfer bytes 1", "nccl bytes 1", "flashinfer bytes 2", "nccl bytes 2"]
+    assert states[0] == ("compiling", "compiling flashinfer at its first use, up to 8 minutes", 480.0)
+    assert [s[0] for s in states[1:]] == ["running"] * 4
+    state = {"rank": 0, "state": "compiling", "operation": states[0][1], "since": 0.0, "step": 1, "timeout_s": 480.0}
+    text, key = launch._hung(
+        launch.Stage("flashinfer", ("allreduce",), 1), [{**state, "key": "allreduce.flashinfer.compile"}]
+    )
+    assert text.startswith("flashinfer: not compiled within 480 s")
+    launch._record_failure(tmp_path, launch.Stage("flashinfer", ("allreduce",), 1), key, text)
+    found = launch.result_of(tmp_path / "done" / f"{key}.json")
+    assert found is not None
+    assert (found["operator"], found["status"], found["error"]) == ("flashinfer", "failed", text)
+    run([key])
+    assert done == ["nccl bytes 1", "nccl bytes 2"]
+
+
 def test_a_state_of_the_attempt_before_is_none(tmp_path: Path) -> None:
     """Of two nodes the slower one's old workers may write after the first node began again; the case's age is then not the
     new worker's."""
