@@ -4,7 +4,8 @@ What: seconds that one call adds after a product in a graph (see between): GQA (
 (one latent head for all). FlashAttention-3 from sgl_kernel when importable (paged with page size 1, as SGLang calls it),
 else a split-KV Triton kernel of our own.
 Against: bytes of the cache, read once a sequence, and flops. Units: seconds, bytes, flops.
-The same at 3 and 4 query rows (`queries`) gives what a verify pays a layer for its extra rows.
+The same at 3 and 4 query rows (`queries`) gives what a verify pays a layer for its extra rows: with FlashAttention-3 and GQA
+the division into blocks too, which SGLang makes once a pass for one query row and in every layer for several.
 """
 
 from __future__ import annotations
@@ -96,10 +97,11 @@ def _choose(
 
     engine, why = _flash(context, kind)
     if engine is not None:
-        make = partial(_fa3, engine, context, kind, p)
+        schedule = _schedule() if kind == "gqa" and p["queries"] == 1 else None
+        make = partial(_fa3, engine, schedule, context, kind, p)
         try:
             _check(kind, p, data, make(data)())
-            return make, {"kernel": "flash-attention-3"}
+            return make, {"kernel": "flash-attention-3" + (", scheduled once a pass" if schedule else "")}
         except torch.cuda.OutOfMemoryError:
             raise
         except Exception as error:  # any failure of a foreign package means: not usable
@@ -176,13 +178,21 @@ def _flash(context: Context, kind: str) -> tuple[Any, str]:
     return result
 
 
+def _schedule() -> Any:
+    """sgl_kernel's function that divides the cache into blocks; None in releases that do so in every call. SGLang calls it once
+    a pass where each sequence has one query row, so that it is no part of a layer's attention there."""
+    from sgl_kernel import flash_attn
+
+    return getattr(flash_attn, "get_scheduler_metadata", None)
+
+
 def _capability(context: Context) -> int:
     import torch
 
     return int(torch.cuda.get_device_capability(context.device)[0])
 
 
-def _fa3(engine: Any, context: Context, kind: str, p: dict[str, Any], data: Inputs) -> Callable[[], Any]:
+def _fa3(engine: Any, schedule: Any, context: Context, kind: str, p: dict[str, Any], data: Inputs) -> Callable[[], Any]:
     import torch
 
     q, k, v = data
@@ -202,6 +212,11 @@ def _fa3(engine: Any, context: Context, kind: str, p: dict[str, Any], data: Inpu
         c, r = cache[..., :latent], cache[..., latent:]
         return lambda: engine(q=rope, k_cache=r, v_cache=c, qv=nope, **common)
     values = v.view(batch * tokens, 1, k.shape[2], -1)
+    if schedule is not None:
+        common["scheduler_metadata"] = schedule(
+            batch_size=batch, max_seqlen_q=1, max_seqlen_k=tokens, num_heads=p["heads"], num_heads_k=p["kv_heads"],
+            headdim=p["head_dim"], cache_seqlens=lengths, qkv_dtype=q.dtype, cu_seqlens_q=starts, page_size=1, causal=True,
+        )  # fmt: skip
     return lambda: engine(q=rows, k_cache=cache, v_cache=values, **common)
 
 

@@ -230,6 +230,33 @@ def test_attention_of_an_engine_or_our_own(context: Context, monkeypatch: pytest
             assert ("flash-attention-3 is not used" in extras.get("trouble", "")) == bool(fault)
 
 
+@pytest.mark.parametrize(("kind", "queries", "once"), [("gqa", 1, True), ("gqa", 4, False), ("mla", 1, False)])
+def test_flash_attention_divides_its_cache_as_often_as_sglang_does(
+    context: Context, monkeypatch: pytest.MonkeyPatch, kind: str, queries: int, once: bool
+) -> None:
+    """Once a pass in a plain decode over grouped queries, so not within what is timed; else in every layer's call."""
+    shape = {
+        "gqa": {"kind": "gqa", "heads": 4, "kv_heads": 2, "head_dim": 32},
+        "mla": {"kind": "mla", "heads": 4, "latent": 64, "rope": 16},
+    }[kind]
+    asked: list[Any] = []
+    flash, given = fake_flash(""), []
+
+    def engine(scheduler_metadata: Any = None, **rest: Any) -> Any:
+        given.append(scheduler_metadata)
+        return flash(**rest)
+
+    package(
+        monkeypatch, "sgl_kernel.flash_attn", flash_attn_with_kvcache=engine,
+        get_scheduler_metadata=lambda **sizes: asked.append(sizes) or "schedule",
+    )  # fmt: skip
+    kernel = attention.run(context, attention._case(shape, 3, 40, queries)).extras["kernel"]
+    assert set(given) == {"schedule" if once else None}
+    assert kernel == "flash-attention-3" + (", scheduled once a pass" if once else "")
+    assert [a["max_seqlen_k"] for a in asked] == [40] * len(asked)
+    assert bool(asked) == once
+
+
 def test_our_own_attention_is_checked_in_its_last_sequence_too(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
