@@ -7,8 +7,9 @@ nowhere else. With no option at all the scenario is the field case of docs/field
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -496,6 +497,23 @@ def _cap(engine: Engine, options: Mapping[str, Any], batch: Array, method: str, 
         warnings.append(
             f"{engine.name} runs at most {cap} requests at once here: batch {math.floor(float(np.max(batch)))} would queue (set --max-running-requests)"
         )
+
+
+def contents(s: Scenario) -> str:
+    """All that a scenario's costs depend on, down to each digit of the model, the box and the engine."""
+    parts: dict[str, Any] = {field.name: getattr(s, field.name) for field in fields(s) if field.name != "asked"}
+    parts["eager"] = sorted(s.eager)  # sets show in any order
+    parts["profile"] = s.profile.model_dump_json()
+    for name in ("model", "draft", "engine"):
+        part = parts[name]
+        parts[name] = part and {field.name: getattr(part, field.name) for field in fields(part)}
+    return exactly(parts)
+
+
+def exactly(value: Any) -> str:
+    """`repr` with every number of an array in it, and every digit."""
+    with np.printoptions(threshold=sys.maxsize, floatmode="unique"):
+        return repr(value)
 
 
 def of_record(record: Record, point: Point, hardware: str | Profile | None = None) -> Scenario:

@@ -15,10 +15,11 @@ The error of the interpolation is below 0.5 % (tests/test_simulation.py). Times 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +31,7 @@ from specsim.machine import Machine, lift
 from specsim.memory import RESERVE, rank_kv_per_token, rank_state, rank_weights
 from specsim.models import Model
 from specsim.ops import Load
-from specsim.scenarios import Scenario
+from specsim.scenarios import Scenario, contents, exactly
 
 Array = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -42,6 +43,7 @@ CURVED = 0.001  # share of a value by which a straight line may miss it in the m
 HALVINGS = 8  # of a cell at most: a jump has no straight line
 WIDEST_GRID = 2**18  # tokens: beyond, costs are extrapolated along their last segment
 POLICIES = ("prefill-first", "mixed")
+TABLES = 16  # of the last servers are kept: a few MB each
 
 # Defaults of the engines: tokens of a prefill chunk by GPU memory (decimal GB, exclusive bound); SGLang
 # server_args.py, vLLM engine/arg_utils.py. Running requests without speculation: SGLang model_runner.py.
@@ -342,7 +344,30 @@ def base_seconds(s: Scenario, machine: Machine, batches: Array) -> Array:
 
 
 def tables(s: Scenario, machine: Machine, max_batch: int, chunk: int, ranges: Ranges = ()) -> Costs:
-    """The step times of a scenario for batches up to `max_batch` and prefill steps of up to `chunk` tokens."""
+    """The step times of a scenario (its batch, context and acceptance play no part) for batches up to `max_batch` and prefill
+    steps of up to `chunk` tokens. Those of the last `TABLES` servers are kept: simulations of one at several loads work them out
+    once. Nobody may write to them."""
+    s = replace(s, batch=np.ones(()), context=np.zeros(()), acceptance=None, asked={})
+    parts = exactly([getattr(machine, field.name) for field in fields(machine)])
+    return _tables(_Asked(max_batch, chunk, ranges, contents(s), parts, s, machine))
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What tables are of. Equal where all numbers are that they depend on."""
+
+    max_batch: int
+    chunk: int
+    ranges: Ranges
+    scenario_parts: str
+    machine_parts: str
+    scenario: Scenario = field(compare=False)
+    machine: Machine = field(compare=False)
+
+
+@functools.lru_cache(TABLES)
+def _tables(asked: _Asked) -> Costs:
+    s, machine, max_batch, chunk, ranges = asked.scenario, asked.machine, asked.max_batch, asked.chunk, asked.ranges
     widest = s.model.max_context or WIDEST_GRID
     cut = lanes(s, max_batch, ranges)
     bends = {x for one, _ in cut for x in (1, (s.topk + 1) / 2, rows_of(one), (rows_of(one) + 1) / 2)}

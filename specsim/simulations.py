@@ -24,9 +24,9 @@ from specsim.files import no_folder, write_atomically
 from specsim.pages import Shown
 from specsim.progress import listening, report
 from specsim.provenance import sources_of
+from specsim.scenarios import contents
 from specsim.simulated import Load, Simulated
 from specsim.simulated import simulate as simulate_one
-from specsim.sweep_run import contents
 from specsim.swept import products, several
 
 SCHEMA = "specsim.simulations/1"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from specsim.files import write_atomically
 from specsim.pages import Shown
 from specsim.provenance import sources_of_all
 from specsim.quantities import six
-from specsim.scenarios import Scenario
+from specsim.scenarios import contents
 from specsim.sweep_rows import check_target, join_parts, records, write_part
 from specsim.sweeps import MOST_CASES, Case, Digest, Spec, Task, built, digest, front, shown, tasks_of
 
@@ -200,17 +200,6 @@ def _parts(out: Path, spec: Spec, cases: dict[int, Case]) -> Path:
     )
     mark = hashlib.sha256("\n".join([axes, *said]).encode()).hexdigest()
     return fanout.parts_of(out, mark)
-
-
-def contents(s: Scenario) -> str:
-    """All that a scenario's costs depend on, down to each number of the model, the box and the engine."""
-    parts: dict[str, Any] = {field.name: getattr(s, field.name) for field in fields(s) if field.name != "asked"}
-    parts["eager"] = sorted(s.eager)  # sets show in any order
-    parts["profile"] = s.profile.model_dump_json()
-    for name in ("model", "draft", "engine"):
-        part = parts[name]
-        parts[name] = part and {field.name: getattr(part, field.name) for field in fields(part)}
-    return repr(parts)
 
 
 def _part(kept_as: Path, task: Task, kind: str) -> Path:

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import fields, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from specsim import fanout, simulated, simulations
+from specsim import fanout, simulated, simulation_costs, simulations
 from specsim.commands.simulate import command
 from specsim.errors import InputError
+from specsim.prediction import machine_of
+from specsim.routing import Routing
+from specsim.scenarios import build
 from specsim.simulated import simulate as simulate_one
+from specsim.simulation_costs import tables
 from specsim.simulations import simulate
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -29,6 +35,46 @@ def test_a_row_is_what_one_simulation_says():
         assert name in ("request_rate", "seed", "error") or metrics[name] == value
     assert len(found.rows[3]) > 60
     assert "4" in found.verdict()
+
+
+def test_step_times_of_one_server_are_worked_out_once():
+    """Four simulations of two servers (a chunk size is another server's) look at two tables; afresh each is the same to the bit."""
+    simulation_costs._tables.cache_clear()
+    server = {**SMALL, "concurrency": 4}
+    found = simulate(**server, rate=[2.0, 4.0], chunk_tokens=[2048, 4096])
+    assert simulation_costs._tables.cache_info().misses == 2
+    for row in found.rows:
+        simulation_costs._tables.cache_clear()
+        alone = simulate_one(**server, rate=row["request_rate"], chunk_tokens=row["chunk_tokens"]).run.metrics.json()
+        assert all(row[name] == value for name, value in alone.items() if name in row)
+
+
+def test_step_times_are_kept_by_every_digit_of_what_they_depend_on():
+    """Acceptance, batch and context change no step time. A routing of many experts, the machine and the batches do, by their last
+    digit; no more than `TABLES` are kept."""
+    s = build(model="Llama-3.1-8B", hardware="1x-h200", draft_tokens=3, accept_rate=0.5, batch=2)
+    machine = machine_of(s)
+    simulation_costs._tables.cache_clear()
+    first = tables(s, machine, 4, 512)
+    other = build(model="Llama-3.1-8B", hardware="1x-h200", draft_tokens=3, accept_rate=0.9, batch=4, context=100)
+    assert tables(other, machine_of(other), 4, 512) is first
+    popularity = np.ones(3000)
+    popularity[1500] += 1e-12
+    for changed in (
+        (replace(s, routing=Routing(popularity=tuple(popularity))), machine, 4, 512, ()),
+        (s, replace(machine, experts_overlap=machine.experts_overlap + 1e-12), 4, 512, ()),
+        (replace(s, topk=2), machine, 4, 512, ()),
+        (s, machine, 5, 512, ()),
+        (s, machine, 4, 513, ()),
+        (s, machine, 4, 512, ((1, 4, 1),)),
+    ):
+        assert tables(*changed) is not first
+        assert tables(*changed) is tables(*changed)
+    for chunk in range(600, 600 + simulation_costs.TABLES):
+        tables(s, machine, 4, chunk)
+    again = tables(s, machine, 4, 512)
+    assert again is not first
+    assert all(np.array_equal(getattr(again, f.name), getattr(first, f.name)) for f in fields(first))
 
 
 def test_one_value_each_is_one_simulation():
