@@ -1,12 +1,17 @@
 """The steady state of one server under a Poisson load, in closed form (docs/planning.md has the derivation).
 
-Decoding stops while prompts are prefilled. Prefill takes rho = rate x P of the time, and by the clock that runs only while the
-server decodes, requests come in bunches: those whose prompts were prefilled without pause. Bunches are the customers of M/D/1
-busy periods; here they are geometric with the same mean and variance, q / (1 - q) = Q / (1 - rho) beyond the first, where
-Q = rho + rho^2 / 2 (1 - rho) is what one prompt leaves behind. Requests share a decode step equally: n of them leave at
-g(n) = n / (T S(n)), where S(n) is the time of a step of n sequences and T the steps that each needs. Then
+Decoding stops while prompts are prefilled. While n sequences decode, prefill takes rho(n) of the time, and by the clock that runs
+only while the server decodes, requests come in bunches: those whose prompts were prefilled without pause. What counts of bunches is
+how the requests that come within a long time vary: I times as much as Poisson ones, and since b = rate / (1 - rho) come by that
+clock, and a rate that is off by a share is off by I^(1/2) times that share there,
 
-    p(n) = b / g(n) x A(n)      A(n + 1) = A(n) (q + b / g(n))      b = rate (1 - q) / (1 - rho)
+    I^(1/2) = d ln b / d ln rate = 1 + E rho / (1 - rho)      E = d ln rho / d ln rate
+
+(E is 1 where each prompt costs the same, and the bunches are the customers of M/D/1 busy periods; it is less where prompts that come
+together cost less.) Here bunches are geometric with q / (1 - q) = (I - 1) / 2 beyond the first. Requests share a decode step
+equally: n of them leave at g(n) = n / (T S(n)), where S(n) is the time of a step of n sequences and T the steps that each needs. Then
+
+    p(n) = A(n - 1) / g(n)      A(n) = A(n - 1) (q + b' / g(n))      b' = b (1 - q)
 
 holds exactly for exponential work (level crossing). Without prefill (q = 0) it is Cohen's processor sharing, which holds whatever
 the distribution of lengths (Acta Informatica 12, 1979). With it lengths matter: requests of a bunch whose answers are equally
@@ -41,10 +46,12 @@ from specsim.simulation_costs import (
 
 Array = NDArray[np.float64]
 WIDTHS = 64  # numbers of rows at which a mixed step is worked out
-MOST_RUNNING = 2048  # running requests that are looked at; engines admit fewer in all but name
-
-
+MOST_RUNNING = 4096  # running requests that are looked at; engines admit fewer in all but name
 ROUNDS, CLOSE = 100, 1e-5  # of the fixed points
+SEEN = 32  # batches at which prefills are looked at
+INSTANT = 1e-9  # of a step: how long nothing lasts
+TILT = 0.01  # share by which a rate is raised to see how prefill's share grows with it
+MOST_WORK = 1 - 1e-6  # share of time that prefill takes
 WAIT = 1.5  # steps from an arrival to its prefill while the server decodes: the rest of the running one, and the next (overlap)
 
 
@@ -91,7 +98,9 @@ class Server:
     """One replica. step[n - 1]: seconds of a decode step or cycle of n sequences, which gives each accept_length[n - 1] tokens
     (or one number for all n); prefill[g - 1]: seconds a request when g prompts are prefilled together, in `chunks` steps.
     fill: seconds of a prefill step that is full, where prompts do not share one as a rule.
-    mixing: what a prefill step saves by riding in a decode step, where the engine mixes them (vLLM)."""
+    mixing: what a prefill step saves by riding in a decode step, where the engine mixes them (vLLM), and budget: tokens of such a
+    step, of which a sequence takes `rows` and a prompt `prompt`. late: a place that falls free while requests wait is filled one
+    step later (SGLang)."""
 
     requests: Requests
     step: Array
@@ -101,18 +110,34 @@ class Server:
     chunks: float = 1.0
     fill: float = 0.0
     mixing: Mixing | None = None
+    budget: float = math.inf
+    rows: float = 1.0
+    prompt: float = 0.0
+    late: bool = False
 
     @property
     def most_running(self) -> int:
         return len(self.step)
 
     def capacity(self, accept_length: ArrayLike | None = None) -> Array:
-        """Requests a second at most, by accept length: every place taken, and prompts prefilled as places fall free."""
+        """Requests a second at most, by accept length: every place taken, and prompts prefilled as places fall free.
+
+        A step ends a Poisson number of sequences, m on average, whose places are filled in one prefill: m / (1 - e^-m) if any. Where
+        places are `late` the first prefill after a rest fills those of one step, the second those of two, each more those of one,
+        until none ended. A budget of tokens holds decoding rows and prompts: no more run than leave room for the prompts that
+        replace them.
+        """
         steps = self._steps(accept_length)[..., -1]
-        most = float(self.most_running)
-        group = np.clip(1 + WAIT * most / steps, 1.0, len(self.prefill))
-        prefill = self._alone(group) - self._saved(np.asarray(most), group) / group
-        return np.asarray(1 / (steps * self.step[-1] / most + prefill))
+        places = np.minimum(float(self.most_running), self.budget / (self.rows + self.prompt / steps))
+        held = steps + self.late
+        running, ended = places * steps / held, places / held
+        none = np.exp(-ended)  # of them end in a step
+        rest = (1 - none**2) / none if self.late else 0.0
+        group = ended * (1 / (1 - none) + (2 + rest) * self.late) / (1 + rest)
+        group = np.clip(group, 1.0, len(self.prefill))
+        prefill = self._alone(group) - self._saved(running, group) / group
+        n = np.arange(1, len(self.step) + 1)
+        return np.asarray(1 / (held * np.interp(running, n, self.step) / places + prefill))
 
     def _steps(self, accept_length: ArrayLike | None) -> Array:
         """Decode steps that a request would take part in at each batch, (accept lengths, 1) for those given or (batch,) for the
@@ -123,7 +148,8 @@ class Server:
 
     def _alone(self, group: Array) -> Array:
         """Seconds a prompt that `group` prompts take which are prefilled together."""
-        return np.asarray(np.interp(group, np.arange(1, len(self.prefill) + 1), self.prefill))
+        groups = np.arange(1, len(self.prefill) + 1)
+        return np.asarray(np.interp(group, groups, groups * self.prefill) / group)
 
     def _saved(self, running: Array, group: Array) -> Array:
         """Seconds that the steps of a prefill of `group` prompts save by riding in decode steps of `running` sequences."""
@@ -134,43 +160,75 @@ class Server:
         steps = np.atleast_2d(self._steps(accept_length))
         r = np.atleast_1d(np.asarray(rate, dtype=float))
         r = np.broadcast_to(r, np.broadcast_shapes(r.shape, steps.shape[:1]))
-        n = np.arange(1, len(self.step) + 1, dtype=float)
-        mean_step, mean_running = np.full_like(r, self.step[0]), np.ones_like(r)
-        met = _Met.first(r)
-        for _ in range(ROUNDS):  # prefills lengthen decoding, longer steps gather more prompts: half a step at a time
-            last, met = met, self._meet(met, r, mean_step, mean_running)
-            held = _shared(r, met.work, steps * self.step / n, self.requests)
-            running = np.where(held.stable, held.weight @ n + met.work * held.bunch, n[-1])
-            step = np.where(held.stable, held.weight @ self.step, self.step[-1])  # 0 counts while none decodes
-            close = np.all(np.abs(running - mean_running) <= CLOSE * running)
-            close &= np.all(np.abs(met.here - last.here) <= CLOSE * met.here)
-            mean_step, mean_running = (mean_step + step) / 2, (mean_running + running) / 2
-            if close:
-                break
-        decoding = held.weight.sum(axis=1)
-        own = met.together * self._alone(met.together)
-        if self.mixing is not None:  # the prompt's steps decode as well
-            own = own + np.maximum(self.chunks * step - decoding * self._saved(running, met.together), 0.0)
-        free = np.maximum(1 - met.work, 1e-9)
-        vary = 1 + self.requests.input_cv2
-        together = len(self.prefill) > 1  # all that come in one step are prefilled in the next but one; else one by one
-        before = met.here / 2 + met.following if together else WAIT * step + met.work * own * vary / (2 * free)
-        # A prompt in a row of them (one before it, one behind: each with probability `work`) ends within a step that is full.
-        before = before + met.work**2 * self.fill / 2
+        places = np.arange(1, len(self.step) + 1, dtype=float)
+        kept = steps + self.late  # steps that a place is taken for
+        n = places * steps / kept
+        prefills = self._prefills(r)
+        limit = np.broadcast_to(self.capacity(accept_length), r.shape)
+        held = _shared(r, prefills, kept * np.interp(n, places, self.step) / places, limit, self.requests)
+
+        def mean(values: Array) -> Array:
+            return np.asarray((held.weight * values).sum(axis=1))
+
+        decoding = held.weight[:, 1:]
+        running = (decoding * n).sum(axis=1) + mean(prefills.work * held.bunch)
+        taken = (decoding * steps).sum(axis=1) / np.maximum(decoding.sum(axis=1), 1e-300)
         gained = max(self.requests.output_tokens - 1, 0.0)
-        taken = (held.weight * steps).sum(axis=1) / np.maximum(decoding, 1e-300)
         tpot = running / r * (1 - 1 / taken) / gained if gained else np.zeros_like(r)
+        # One by one, as in an M/G/1 queue. A prompt with another before it and one behind ends within a step that is full.
+        busy = np.minimum(mean(prefills.busy), MOST_WORK)
+        before = busy * mean(prefills.each) * (1 + self.requests.input_cv2) / (2 * (1 - busy))
+        ttft = held.waiting / r + mean(prefills.first) + before + busy**2 * mean(prefills.full) / 2
+        working = 1 - held.weight[:, 0] * (1 - prefills.work[:, 0])
 
         def served(values: Array, otherwise: float = math.inf) -> Array:
             return np.where(held.stable, values, otherwise)
 
-        busy = served(1 - (1 - decoding) * free, 1.0)
-        return Point(
-            r, served(running), served(held.waiting), served(tpot), served(held.waiting / r + before + own), busy
+        return Point(r, served(running), served(held.waiting), served(tpot), served(ttft), served(working, 1.0))
+
+    def _prefills(self, r: Array) -> _Prefills:
+        """Prefills at rates r (p,), by how many decode: looked at for `SEEN` batches, and on straight lines between them."""
+        n = np.arange(len(self.step) + 1)
+        seen = np.unique(np.concatenate([[0], np.geomspace(1, n[-1], SEEN).round().astype(int)]))
+        step = np.concatenate([[INSTANT * self.step[0]], self.step])[seen]  # none decode: a prompt waits for nothing
+        met, more = (self._met(r[:, None] * tilt, step, seen.astype(float)) for tilt in (1, 1 + TILT))
+        work, grown = (np.maximum(m.work, 1e-300) for m in (met, more))
+        growing = np.clip(np.log(grown / work) / math.log1p(TILT), 0.0, 1.0)
+        first, busy, each, full = self._first(r[:, None], step, seen.astype(float), met)
+        return _Prefills(
+            *(
+                np.asarray([np.interp(n, seen, row) for row in by])
+                for by in (met.work, growing, first, busy, each, full)
+            )
         )
 
+    def _first(self, r: Array, step: Array, running: Array, met: _Met) -> tuple[Array, ...]:
+        """`_Prefills.first` to `full` while `running` sequences decode in `step` seconds."""
+        own = met.together * self._alone(met.together)
+        if self.mixing is not None:  # the prompt's steps decode as well
+            own = own + np.maximum(self.chunks * step - self._saved(running, met.together), 0.0)
+        if len(self.prefill) > 1:  # all that come in one step are prefilled in the next but one
+            nobody = np.zeros_like(own)
+            return met.here / 2 + met.following + own, nobody, nobody, nobody
+        busy, each, full = met.work, own, np.full_like(own, self.fill)
+        if self.mixing is not None:  # steps in a row are full, and decode as well
+            left = np.maximum(self.budget - self.rows * running, self.rows)
+            full = np.broadcast_to(step + self.fill - self.mixing.saved(running, left / self.mixing.prompt), own.shape)
+            each = full * self.prompt / left
+            busy = r * each
+        return WAIT * step * np.maximum(1 - busy, 0.0) + own, busy, each, full
+
+    def _met(self, r: Array, step: Array, running: Array) -> _Met:
+        """What an arrival meets while `running` sequences decode in `step` seconds."""
+        met = _Met.first(np.zeros(np.broadcast_shapes(r.shape, step.shape)))
+        for _ in range(ROUNDS):  # prefills lengthen the time in which prompts gather
+            last, met = met, self._meet(met, r, step, running)
+            if np.all(np.abs(met.here - last.here) <= CLOSE * met.here):
+                break
+        return met
+
     def _meet(self, last: _Met, r: Array, step: Array, running: Array) -> _Met:
-        """One round towards what an arrival meets when decode steps take `step` seconds, by rate.
+        """One round towards what an arrival meets.
 
         A step prefills the K prompts that came in the last but one: SGLang's takes P(K), or S when nothing came; vLLM's S + P(K),
         P being what prefill adds. So K is Poisson with mean rate x D, and an arrival comes in a step of E[D^2] / E[D] seconds.
@@ -181,7 +239,9 @@ class Server:
         slope = np.where(k < most, (k + 1) * self._alone(np.minimum(k + 1, most)) - together, 0.0)
         full = prompts if self.mixing is None else step + prompts
         p = last.share
-        p = 1 - (1 - p) * np.exp(-r * step) - p * np.exp(-r * full) * (1 + (r * slope) ** 2 * last.spread / 2)
+        none = np.exp(-r * full)
+        p = -(1 - p) * np.expm1(-r * step) + p * (1 - none - none * (r * slope) ** 2 * last.spread / 2)
+        p = np.clip(p, 1e-300, 1.0)
         mean = (1 - p) * step + p * full
         fixed = (1 - p) * step**2 + p * full**2 + slope**2 * p * k * (1 - k + self.requests.input_cv2)
         square = fixed / (1 - np.minimum(slope * r, 0.95) ** 2)  # E[D^2]
@@ -194,7 +254,7 @@ class Server:
 @dataclass(frozen=True)
 class Mixing:
     """Prefill in the steps that decode: the target's pass that decoding would have run alone, less what its rows add to the pass
-    over the prompts. base[n - 1]: that pass of n sequences at no cached tokens, seconds; rows[n - 1]: their rows; prompt: rows
+    over the prompts. base[n]: that pass of n sequences at no cached tokens, seconds; rows[n]: their rows; prompt: rows
     of one prompt in a step; seconds[i]: a prefill of tokens[i] rows."""
 
     base: Array
@@ -205,7 +265,7 @@ class Mixing:
 
     def saved(self, running: Array, group: Array) -> Array:
         """Seconds that a step of `group` prompts saves by riding in one of `running` sequences."""
-        n = np.arange(1, len(self.base) + 1)
+        n = np.arange(len(self.base))
         alone = group * self.prompt
         wide, narrow = (
             np.interp(x, self.tokens, self.seconds) for x in (alone + np.interp(running, n, self.rows), alone)
@@ -228,16 +288,30 @@ class _Met:
     following: Array
 
     @classmethod
-    def first(cls, r: Array) -> _Met:
+    def first(cls, zero: Array) -> _Met:
         """Where the rounds begin: nothing is prefilled."""
-        zero, one = np.zeros_like(r), np.ones_like(r)
+        one = np.ones_like(zero)
         return cls(zero, one, zero, zero, one, zero, zero)
 
 
 @dataclass(frozen=True)
+class _Prefills:
+    """Prefills by rate and by how many decode, (p, N + 1). work: share of time that they take; growing: by which share that grows
+    with one of the rate; first: seconds to a first token, but for the wait for prompts ahead that are prefilled one by one; and
+    for that wait, busy: share of time with a prompt, each: seconds that it takes, full: seconds of a step in a row of them."""
+
+    work: Array
+    growing: Array
+    first: Array
+    busy: Array
+    each: Array
+    full: Array
+
+
+@dataclass(frozen=True)
 class _Shared:
-    """How many share the server by the clock of decoding. weight[i, n - 1]: probability that n run; bunch: requests beyond
-    the first in a bunch; waiting: for a place, mean. Where it is not stable, numbers mean nothing."""
+    """How many share the server. weight[i, n]: share of time in which n places are taken; bunch[i, n]: requests beyond the first in
+    a bunch; waiting: for a place, mean. Where it is not stable, numbers mean nothing."""
 
     weight: Array
     bunch: Array
@@ -245,24 +319,27 @@ class _Shared:
     stable: NDArray[np.bool_]
 
 
-def _shared(r: Array, work: Array, each: Array, requests: Requests) -> _Shared:
-    """The distribution at rates r (p,) when prefill takes `work` (p,) of the time and n running requests leave one every
-    each[:, n - 1] seconds of decoding."""
-    stable = work + r * each[:, -1] < 1
-    free = np.where(stable, 1 - work, 1.0)
-    bunch = (work + work**2 * (1 + requests.input_cv2) / (2 * free)) / free
+def _shared(r: Array, prefills: _Prefills, each: Array, limit: Array, requests: Requests) -> _Shared:
+    """The distribution at rates r (p,) when n running requests leave one every each[:, n - 1] seconds of decoding. limit: rates
+    that can be served."""
+    stable = r < limit
+    work = np.clip(prefills.work, 0.0, MOST_WORK)
+    free = 1 - work
+    extra = prefills.growing * work / free
+    bunch = extra + extra**2 * (1 + requests.input_cv2) / 2  # (I - 1) / 2, of prompts that vary
     counted = 2 * requests.alike * bunch
-    q, bunches = counted / (1 + counted), r / free / (1 + counted)
-    up = np.where(stable[:, None], bunches[:, None] * each, 0.5)
-    ratio = q[:, None] * stable[:, None] + up
-    log = np.log(up) + np.cumsum(np.log(ratio), axis=1) - np.log(ratio)
-    top = np.maximum(log.max(axis=1), 0.0)
-    weight, empty = np.exp(log - top[:, None]), np.exp(-top)
-    tail = np.where(stable, work + r * each[:, -1], 0.0)  # one that waits for a place is not prefilled before it has it
-    beyond = weight[:, -1] * tail / (1 - tail)
-    total = empty + weight.sum(axis=1) + beyond
-    vary = (1 + requests.output_cv2) / 2
-    waiting = vary * beyond / (1 - tail) / total
+    q, bunches = counted / (1 + counted), r[:, None] / free / (1 + counted)
+    ratio = q[:, 1:] + bunches[:, 1:] * each
+    log = np.log(bunches[:, :1] * each) + np.cumsum(np.log(ratio), axis=1) - np.log(ratio)
+    log = np.concatenate([np.zeros_like(log[:, :1]), log], axis=1)
+    clock = np.exp(log - log.max(axis=1, keepdims=True))  # by the clock of decoding
+    weight = clock / free
+    weight[:, -1] = clock[:, -1]  # nothing is prefilled while every place is taken
+    # Prompts that came while the one was prefilled that took the last place wait for another.
+    over = clock[:, -1] / each[:, -1] * bunch[:, -1] * free[:, -1]
+    beyond = np.where(stable, (r * weight[:, -1] + over) / np.where(stable, limit - r, 1.0), 0.0)
+    total = weight.sum(axis=1) + beyond
+    waiting = (1 + requests.output_cv2) / 2 * beyond / (1 - np.where(stable, r / limit, 0.0)) / total
     weight[:, -1] += beyond
     return _Shared(weight / total[:, None], bunch, waiting, stable)
 
@@ -317,11 +394,25 @@ def server_of(
     fill = 0.0 if len(together) > 1 else float(prefill(np.asarray([float(chunk)]))[0])
     mixing = None
     if mixed:
-        base, rows = np.empty(most), np.empty(most)
+        base, rows = np.zeros(most + 1), np.zeros(most + 1)
         for one, batches in cut:
-            at = batches.astype(np.int64) - 1
+            at = batches.astype(np.int64)
             base[at] = base_seconds(one, machine, batches)
             rows[at] = batches * rows_of(one)
         widths = np.geomspace(a_step, chunk + rows[-1], WIDTHS)
         mixing = Mixing(base, rows, a_step, widths, prefill(widths))
-    return Server(requests, step, seconds.reshape(-1), gained, s.parallel.tp, float(chunks), fill, mixing)
+    budget = float(chunk) if mixed else math.inf
+    return Server(
+        requests,
+        step,
+        seconds.reshape(-1),
+        gained,
+        s.parallel.tp,
+        float(chunks),
+        fill,
+        mixing,
+        budget,
+        tokens,
+        prompt,
+        not mixed,
+    )

@@ -30,7 +30,7 @@ from specsim.simulation import simulate
 from specsim.simulation_costs import Costs
 from specsim.simulation_costs import Server as SimulatedServer
 from specsim.simulation_costs import server_of as simulated_server
-from specsim.steady import Requests, Server, server_of
+from specsim.steady import Mixing, Requests, Server, server_of
 from specsim.trace_stats import every, trace_stats
 from specsim.workload import BLOCK, Lengths, Trace, synthetic
 
@@ -133,9 +133,10 @@ def steady_means(
 
 @pytest.mark.parametrize(
     ("d", "engine", "share", "tpot", "ttft"),
-    [(1, "sglang", 0.25, 0.01, 0.02), (1, "sglang", 0.75, 0.05, 0.04), (4, "sglang", 0.5, 0.02, 0.02),
-     (4, "sglang", 0.75, 0.04, 0.09), (1, "sglang", 0.9, 0.12, 0.08), (1, "vllm", 0.75, 0.04, 0.03),
-     (4, "vllm", 0.5, 0.03, 0.02), (4, "vllm", 0.75, 0.06, 0.04)],
+    [(1, "sglang", 0.25, 0.01, 0.01), (1, "sglang", 0.75, 0.03, 0.02), (1, "sglang", 0.9, 0.05, 0.04),
+     (4, "sglang", 0.5, 0.01, 0.01), (4, "sglang", 0.75, 0.03, 0.03), (4, "sglang", 0.9, 0.05, 0.15),
+     (1, "vllm", 0.75, 0.03, 0.02), (1, "vllm", 0.9, 0.08, 0.05),
+     (4, "vllm", 0.5, 0.01, 0.01), (4, "vllm", 0.75, 0.04, 0.02), (4, "vllm", 0.9, 0.12, 0.06)],
 )  # fmt: skip
 def test_the_simulator_agrees(d, engine, share, tpot, ttft):
     """Mean TPOT and TTFT of simulated requests of 2,000 + 200 tokens against the closed form, which fits nothing."""
@@ -176,6 +177,55 @@ def test_a_prompt_in_a_row_of_them_ends_with_a_full_step():
     _, ttft, rate = steady_means(simulated, rate, 6000, 200, 12_000)
     assert float(server.at(rate).ttft_s[0]) == pytest.approx(ttft, rel=0.04)
     assert float(replace(server, fill=0.0).at(rate).ttft_s[0]) < 0.92 * ttft
+
+
+def test_prompts_that_share_a_step_come_less_in_bunches():
+    """A prefill of 30 ms however many prompts it takes, before steps of 10 ms at any batch. At more load more prompts share one, so
+    prefill's share of the time grows more slowly than the load: with as many bunches as prompts of their own would make, TPOT
+    is the same, but more wait at 20 places. One by one, that share is in proportion to the load."""
+    totals = np.full(8, 0.03)
+    shared = Server(Requests(1000, 101), np.full(400, 0.01), totals / np.arange(1, 9), 1.0, 1)
+    alone = replace(shared, prefill=totals[:1])
+    assert shared._alone(np.asarray(1.5)) * 1.5 == pytest.approx(
+        0.03, rel=1e-12
+    )  # of one or two, not of one and a half
+    assert alone._prefills(np.asarray([10.0])).growing == pytest.approx(1.0, rel=1e-6)
+    growing = shared._prefills(np.asarray([1.0, 20.0, 40.0])).growing[:, 1:].mean(axis=1)
+    assert np.all(np.diff(growing) < 0)
+    two, flat = np.array([0.0, 8000.0]), np.full((401, 2), 1e10)
+    costs = Costs(
+        two, flat, flat[:, 0], two, two, np.full((2, 2), 3e10), np.ones(401, dtype=int), np.zeros(401, dtype=int)
+    )
+    simulated = SimulatedServer(costs, "prefill-first", 400, 8000, 2**50)
+    for rate in (10.0, 20.0):
+        tpot, ttft, rate = steady_means(simulated, rate, 1000, 101, 20_000)
+        p = shared.at(rate)
+        assert p.tpot_s[0] == pytest.approx(tpot, rel=0.02)
+        assert p.ttft_s[0] == pytest.approx(ttft, rel=0.05)
+
+
+def test_a_place_is_filled_one_step_late():
+    """100 tokens after the first in steps of 10 ms, the step under way when they end, and in SGLang one with nobody in the place:
+    48 places, 1.02 s each, and a prefill of 30 ms a request. Where few end in a step each prompt is prefilled alone."""
+    server = bare([0.01] * 48)
+    assert float(server.capacity()) == pytest.approx(48 / 1.01, rel=1e-9)
+    late = replace(server, late=True)
+    assert float(late.capacity()) == pytest.approx(48 / 1.02, rel=1e-9)
+    alone = replace(late, prefill=np.asarray([0.03]))
+    assert 1 / float(alone.capacity()) == pytest.approx(1.02 / 48 + 0.03, rel=1e-9)
+    long = replace(alone, requests=Requests(1, 100_001), prefill=np.full(8, 0.03) / np.arange(1, 9))
+    assert 1 / float(long.capacity()) == pytest.approx(1000.02 / 48 + 0.03, rel=1e-4)
+
+
+def test_prompts_and_decoding_share_the_tokens_of_a_step():
+    """Steps of 100 tokens, one for each sequence; a prompt of 90 for every 10 steps of one. n sequences end n / 10 a step, whose places
+    take 9 n tokens: 10 n <= 100, so no more than 10 run however many places there are: 10 steps of 10 ms over 10, and 9 ms, are 19 ms a request."""
+    mixing = Mixing(np.zeros(101), np.arange(101.0), 90.0, np.asarray([1.0, 200.0]), np.zeros(2))
+    server = Server(
+        Requests(90, 10), np.full(100, 0.01), np.full(1, 0.009), 1.0, 1, mixing=mixing, budget=100.0, prompt=90.0
+    )
+    assert 1 / float(server.capacity()) == pytest.approx(0.019, rel=1e-9)
+    assert 1 / float(replace(server, budget=math.inf).capacity()) == pytest.approx(0.010, rel=1e-9)  # 100 run
 
 
 def test_prompts_that_vary_wait_longer():

@@ -163,18 +163,23 @@ def test_a_saturated_server_gives_the_closed_form(engine: str) -> None:
     assert m.json()["max_concurrent_requests"] == 32
 
 
-@pytest.mark.parametrize("engine", ["sglang", "vllm"])
-@pytest.mark.parametrize(("d", "given_", "made"), [(1, 2000, 200), (4, 1000, 200), (4, 6000, 200)])
-def test_the_limit_is_what_a_saturated_server_does(engine: str, d: int, given_: int, made: int) -> None:
-    """Requests that all come at once keep every place taken: between a fifth and four fifths of them leave at the limit."""
+@pytest.mark.parametrize(
+    ("engine", "d", "given_", "error"),
+    [("sglang", 4, 1000, 0.01), ("sglang", 4, 6000, 0.01), ("vllm", 4, 1000, 0.01), ("vllm", 4, 6000, 0.01),
+     ("sglang", 1, 2000, 0.06), ("vllm", 1, 2000, 0.05)],
+)  # fmt: skip
+def test_the_limit_is_what_a_saturated_server_does(engine: str, d: int, given_: int, error: float) -> None:
+    """Twice as many requests as are served keep every place taken: between a third and nine tenths of them leave at the limit.
+    Without speculation memory ends before places do: what engines admit then is their guess, and vLLM preempts."""
+    made = 200
     options = {"method": "none"} if d == 1 else {"draft_tokens": d, "accept_rate": 0.6}
     s = build(model="Llama-3.1-8B", hardware="1x-h200", engine=engine, **options)
     machine = machine_of(s)
     limit = float(steady_server(s, machine, Mean(given_, made)).capacity())
-    m = simulate(server_of(s, machine), synthetic(6000, Lengths(given_), Lengths(made))).metrics
+    m = simulate(server_of(s, machine), synthetic(8000, Lengths(given_), Lengths(made), 2 * limit, seed=1)).metrics
     assert m.rows is not None
-    left = np.sort(m.rows[:, 4])[[1200, 4800]] / PS
-    assert 3600 / (left[1] - left[0]) == pytest.approx(limit, rel=0.08)
+    left = np.sort(m.rows[:, 4])[[2700, 7200]] / PS
+    assert 4500 / (left[1] - left[0]) == pytest.approx(limit, rel=error)
 
 
 @given(
