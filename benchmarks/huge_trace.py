@@ -4,7 +4,8 @@
 
 For each layout a file of that size is written (uncompressed size for .gz), both commands read it in a process of their own, and
 the file is removed. Peak resident memory is the operating system's figure for that process, the program itself included.
-Requests are short, so that the time is that of reading; the compiled simulator needs numba.
+Requests are short, so that the time is that of reading. The compiled simulator needs numba, whose compiler takes 100 MB in the
+first run on a machine: that run is made before anything is measured.
 """
 
 from __future__ import annotations
@@ -92,6 +93,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
     arguments = parser.parse_args()
     print(f"{'layout':12} {'size MB':>9} {'requests':>12} {'command':9} {'peak MB':>8} {'seconds':>8}")
+    measured(["simulate", *SERVER, "--num-requests", "2000", "--rate", "1"])  # compiles
     for layout in arguments.layouts.split(","):
         for size in arguments.megabytes.split(","):
             for line in rows(arguments.folder, layout, float(size)):
