@@ -20,7 +20,7 @@ from specsim.plans import plan as plan_scenarios
 from specsim.policy import policy_json
 from specsim.prediction import machine_of
 from specsim.provenance import sources_of_all
-from specsim.quantities import six
+from specsim.quantities import short, six
 from specsim.scenarios import Scenario
 from specsim.simulation import simulate
 from specsim.simulation_costs import server_of
@@ -109,7 +109,7 @@ class Planned(Shown):
     def title(self) -> str:
         """One line: what is planned for."""
         s, r = self.plan.best.scenario, self.plan.requests
-        load = f"{self.plan.rate:.4g} requests a second of {r.input_tokens:,.0f} + {r.output_tokens:,.0f} tokens"
+        load = f"{short(self.plan.rate)} requests a second of {r.input_tokens:,.0f} + {r.output_tokens:,.0f} tokens"
         return f"{s.model.name}, {s.engine.name}: {load}"
 
     def verdict(self) -> str:
@@ -120,15 +120,15 @@ class Planned(Shown):
         p = best.point
         if not found.met:
             limits = [f"{name} {limit:g} ms" for name, limit in (("TTFT", found.targets.ttft_ms), ("TPOT", found.targets.tpot_ms)) if limit is not None]  # fmt: skip
-            got = "" if p is None else f" (TTFT {p.ttft_s[0] * 1e3:,.4g} ms, TPOT {p.tpot_s[0] * 1e3:,.4g} ms with hardly any load)"  # fmt: skip
-            far = f"{best.miss - 1:.0%} off" if best.miss < 2 else f"{best.miss:.3g} times a target"
+            got = "" if p is None else f" (TTFT {short(p.ttft_s[0] * 1e3)} ms, TPOT {short(p.tpot_s[0] * 1e3)} ms with hardly any load)"  # fmt: skip
+            far = f"{best.miss - 1:.0%} off" if best.miss < 2 else f"{short(best.miss, 3)} times a target"
             return f"Nothing meets {' and '.join(limits)}. The nearest miss is {far}: {where}{got}."
         assert p is not None
         price = self.wanted.price_per_gpu_hour
-        cost = "" if price is None else f", {best.cost_per_million(found.rate, found.requests.output_tokens, price):.4g} a million output tokens"  # fmt: skip
+        cost = "" if price is None else f", {short(best.cost_per_million(found.rate, found.requests.output_tokens, price))} a million output tokens"  # fmt: skip
         sure = "" if found.tpot_ms is None else f" ({found.tpot_ms.interval})"
         many = "s" if best.replicas > 1 else ""
-        tpot = f"TPOT {p.tpot_s[0] * 1e3:,.3g} ms{sure}, headroom {room(best, found.rate)}"
+        tpot = f"TPOT {short(p.tpot_s[0] * 1e3, 3)} ms{sure}, headroom {room(best, found.rate)}"
         gpus = "1 GPU" if best.gpus == 1 else f"{best.gpus} GPUs"
         return f"{gpus}: {best.replicas} replica{many} of {where}; {tpot}{cost}."
 

@@ -8,6 +8,7 @@ from specsim.pages import Grid, Line, Page, grid
 from specsim.planned import Planned, room
 from specsim.plans import Choice, Target
 from specsim.policy import said
+from specsim.quantities import short
 
 SHOWN = 12  # choices
 
@@ -60,8 +61,8 @@ def _row(c: Choice, p: Planned) -> tuple[str, ...]:
     times = ("", "", "") if at is None else (f"{at.tpot_s[0] * 1e3:,.1f}", f"{at.ttft_s[0] * 1e3:,.0f}", f"{at.running[0]:.1f}")  # fmt: skip
     if not c.replicas:
         return (*row, "no", f"{c.miss - 1:.0%} off", "0", *times)
-    cost = () if price is None else (f"{c.cost_per_million(p.plan.rate, p.plan.requests.output_tokens, price):.3g}",)
-    return (*row, str(c.gpus), str(c.replicas), f"{c.rate_each:.3g}", *times, room(c, p.plan.rate), *cost)
+    cost = () if price is None else (short(c.cost_per_million(p.plan.rate, p.plan.requests.output_tokens, price), 3),)
+    return (*row, str(c.gpus), str(c.replicas), short(c.rate_each, 3), *times, room(c, p.plan.rate), *cost)
 
 
 def _policies(p: Planned) -> Iterator[Line]:
@@ -121,7 +122,7 @@ def _simulation(p: Planned) -> Iterator[Line]:
     for name, closed in (("TTFT", at.ttft_s), ("TPOT", at.tpot_s)):
         key = name.lower()
         if f"mean_{key}_ms" in m:
-            mean = f"mean {m[f'mean_{key}_ms']:,.4g} ms (closed form {closed[0] * 1e3:,.4g})"
-            yield Line(f"  {name}: {mean}, p50 {m[f'p50_{key}_ms']:,.4g}, p99 {m[f'p99_{key}_ms']:,.4g}")
+            mean = f"mean {short(m[f'mean_{key}_ms'])} ms (closed form {short(closed[0] * 1e3)})"
+            yield Line(f"  {name}: {mean}, p50 {short(m[f'p50_{key}_ms'])}, p99 {short(m[f'p99_{key}_ms'])}")
     for warning in m["warnings"]:
         yield Line(f"note: {warning}", "warning")

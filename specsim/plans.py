@@ -23,7 +23,7 @@ from specsim.machine import Machine
 from specsim.policy import Policy, policies
 from specsim.prediction import SAMPLES, machine_of
 from specsim.progress import track
-from specsim.quantities import Quantity, six
+from specsim.quantities import Quantity, short, six
 from specsim.scenarios import Scenario
 from specsim.simulation_costs import Ranges, lanes, longest, rows_of, step_seconds
 from specsim.steady import Requests, Server
@@ -226,7 +226,7 @@ def plan(
     if best.replicas and max_gpus is not None and best.gpus > max_gpus:
         limit = max(c.rate_each * (max_gpus // c.scenario.parallel.tp) for c in ordered) / (1 + headroom)
         raise InputError(
-            f"{max_gpus} GPU{'s' if max_gpus > 1 else ''} cannot serve {rate:g} requests a second within the targets and {headroom:.0%} headroom, the limit is {limit:.4g}",
+            f"{max_gpus} GPU{'s' if max_gpus > 1 else ''} cannot serve {rate:g} requests a second within the targets and {headroom:.0%} headroom, the limit is {short(limit)}",
             where="--max-gpus",
             mend=f"lower --rate, loosen the targets, or use {best.gpus} GPUs",
         )

@@ -61,6 +61,12 @@ def six(x: float) -> float:
     return float(f"{x:.6g}")
 
 
+def short(x: float, digits: int = 4) -> str:
+    """As people read it: so many significant digits, or all before the point; no powers of ten for large numbers."""
+    few = f"{x:,.{digits}g}"
+    return few if "e+" not in few else f"{x:,.0f}"
+
+
 def quantiles(rows: NDArray[np.float64], shares: Sequence[float]) -> list[NDArray[np.float64]]:
     """The quantiles of each row (row, sample) at some shares, nan left out: what np.nanquantile gives, to the last digit.
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from specsim.observe_checks import CONTRADICTION
 from specsim.pages import Grid, Line, Page, grid
-from specsim.quantities import decimals
+from specsim.quantities import decimals, short
 from specsim.records import Point, Quantity, Record
 
 SHOWN = 12  # rows of a table; --json has all
@@ -106,6 +106,6 @@ def _quantity(q: Quantity | None) -> str:
     if q is None:
         return ""
     if q.low is None or q.high is None or q.low == q.high:
-        return f"{q.value:,.4g}" if abs(q.value) < 1e4 else f"{q.value:,.0f}"
+        return short(q.value)
     places = decimals((q.high - q.low) / 2)
     return f"{q.value:,.{places}f} ({q.low:,.{places}f} to {q.high:,.{places}f})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from specsim.pages import Line, Page, grid
+from specsim.quantities import short
 from specsim.replay import Result
 
 PAIRS = 20  # of the worst that are shown
@@ -26,7 +27,7 @@ def page(result: Result) -> Page:
     worst = []
     for p in result.pairs[:PAIRS]:
         error = f"{p.error:+.1%}{' ' if p.covered else '*'}"
-        times = (_short(p.observed), _short(p.predicted), f"{_short(p.low)}..{_short(p.high)}")
+        times = (short(p.observed), short(p.predicted), f"{short(p.low)}..{short(p.high)}")
         worst.append((p.record, p.phase, f"{p.batch}, {p.context}", error, *times))
     heads = ("record", "phase", ">batch, context", ">error ", ">observed", ">predicted", ">80 % interval")
     yield grid(heads, worst, "worst first", keys=3)
@@ -34,7 +35,3 @@ def page(result: Result) -> Page:
         yield Line(f"{len(result.pairs) - PAIRS} more pairs: --json lists all.", "faint")
     units = "Times in ms, throughput in tokens a second, break_even in tokens a cycle."
     yield Line(f"{units} * observed outside the interval.", "faint")
-
-
-def _short(x: float) -> str:
-    return f"{x:,.0f}" if abs(x) >= 1000 else f"{x:.4g}"

@@ -16,6 +16,7 @@ from specsim.pages import Shown
 from specsim.policy import said
 from specsim.prediction import machine_of
 from specsim.provenance import sources_of
+from specsim.quantities import short
 from specsim.scenarios import Scenario
 from specsim.simulation import Simulation
 from specsim.simulation import simulate as run_through
@@ -145,8 +146,8 @@ class Simulated(Shown):
     def verdict(self) -> str:
         """One sentence: what the server got done."""
         m = self.run.metrics
-        good = f", {m.goodput:.4g} of them within the targets" if m.targets_ms else ""
-        done = f"{m.completed:,} requests in {m.duration_s:.4g} s: {m.request_throughput:.4g} requests a second{good}"
+        good = f", {short(m.goodput)} of them within the targets" if m.targets_ms else ""
+        done = f"{m.completed:,} requests in {short(m.duration_s)} s: {short(m.request_throughput)} requests a second{good}"
         return f"{done}; {m.output_throughput:,.0f} output tokens a second."
 
     def json(self) -> dict[str, Any]:
@@ -249,7 +250,7 @@ def check_rate(rate: float, limit: float) -> None:
     """Raise InputError when requests come faster than the server completes them at best."""
     if rate > limit:
         raise InputError(
-            f"this load cannot be served, the limit is {limit:.4g} requests a second",
+            f"this load cannot be served, the limit is {short(limit)} requests a second",
             where=f"--rate {rate:g}",
             mend="lower it, or give --concurrency for a closed loop",
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from specsim.pages import Line, Page, grid
+from specsim.quantities import short
 from specsim.simulated import Simulated
 
 
@@ -25,7 +26,7 @@ def page(found: Simulated) -> Page:
         "end to end": m.latencies["e2e_latency"],
     }
     rows = [
-        (name, *(f"{x:,.4g}" for x in (found.mean, found.median, found.p90, found.p99)))
+        (name, *(short(x) for x in (found.mean, found.median, found.p90, found.p99)))
         for name, found in latencies.items()
         if found is not None
     ]
@@ -34,8 +35,8 @@ def page(found: Simulated) -> Page:
     j = m.json()
     length = "" if m.accept_length is None else f"; {m.accept_length:.2f} tokens a cycle"
     yield Line(
-        f"busy {m.utilisation:.0%}, prefilling {m.prefill_share:.0%}; batch {m.mean_batch:.1f} on average{length}; "
-        f"queue {j['mean_waiting']:.2g} on average, {m.counters['peak_waiting']:,} at most; "
+        f"busy {m.utilisation:.0%}, prefilling {m.prefill_share:.0%}; batch {m.mean_batch:,.1f} on average{length}; "
+        f"queue {short(j['mean_waiting'], 2)} on average, {m.counters['peak_waiting']:,} at most; "
         f"KV cache {j['peak_kv_share']:.0%} full at most"
     )
     for warning in found.warnings:

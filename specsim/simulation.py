@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from specsim.errors import InputError
 from specsim.metrics import Collector, Metrics, metrics_of
 from specsim.progress import report
+from specsim.quantities import short
 from specsim.simulation_costs import Server
 from specsim.simulation_reference import M1, M2, Reference
 from specsim.workload import Requests
@@ -129,6 +130,6 @@ def _warnings(m: Metrics, last_arrival_s: float, concurrency: int | None) -> lis
     e2e, wait = m.latencies["e2e_latency"], m.latencies["queue_time"]
     late = m.duration_s - last_arrival_s > 0.1 * last_arrival_s > 0
     if concurrency is None and late and e2e and wait and wait.mean > 0.5 * e2e.mean:
-        limit = f"{m.request_throughput:.4g} requests a second"
+        limit = f"{short(m.request_throughput)} requests a second"
         out.append(f"this load cannot be served: requests queued ever longer; the limit is {limit}")
     return out

@@ -24,6 +24,7 @@ from specsim.files import no_folder, write_atomically
 from specsim.pages import Shown
 from specsim.progress import listening, report
 from specsim.provenance import sources_of
+from specsim.quantities import short
 from specsim.scenarios import contents
 from specsim.simulated import Load, Simulated
 from specsim.simulated import simulate as simulate_one
@@ -58,7 +59,7 @@ class Simulations(Shown):
         best = max(self.finished, key=lambda row: row[goal] or 0.0)
         what = "within the targets" if goal == "request_goodput" else "finished"
         at = ", ".join(f"{name.replace('_', ' ')} {best[name]}" for name in self.varied)
-        return f"{best[goal]:.4g} requests a second {what} at most{f', with {at}' if at else ''}."
+        return f"{short(best[goal])} requests a second {what} at most{f', with {at}' if at else ''}."
 
     def json(self) -> dict[str, Any]:
         """The document of schema specsim.simulations/1."""
@@ -98,6 +99,9 @@ def simulate(
     varied = tuple(name for name, values in lists.items() if len(values) > 1)
     single = {name: lists[name][0] if name in lists else value for name, value in options.items() if name not in varied}
     if not varied and out is None:
+        if cluster is not None:
+            mend = "leave it out, or give several values"
+            raise InputError("one simulation is not spread", where="--cluster", mend=mend)
         return simulate_one(**single)
     count = math.prod(len(lists[name]) for name in varied)
     if count > MOST:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from specsim.pages import Line, Page, grid
+from specsim.quantities import short
 from specsim.simulations import Simulations
 
 COLUMNS = {
@@ -38,4 +39,4 @@ def page(found: Simulations) -> Page:
 
 
 def _cell(value: object) -> str:
-    return f"{value:,.4g}" if isinstance(value, (int, float)) else "" if value is None else str(value)
+    return short(value) if isinstance(value, (int, float)) else "" if value is None else str(value)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from specsim.pages import Grid, Line, Page, grid
+from specsim.quantities import short
 from specsim.sweep_run import Result
 
 CASES = 8  # maps that are shown
@@ -103,7 +104,7 @@ def _rows(result: Result) -> Grid:
     heads = {k: v for k, v in ROWS.items() if len(result.cases) > 1 or k not in ("hardware", ">tp")}
 
     def cell(value: Any) -> str:
-        return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+        return "" if value is None else short(value) if isinstance(value, float) else str(value)
 
     shown = [[cell(row[key.lstrip(">")]) for key in heads] for row in result.rows or []]
     keys = len(heads) - 5  # all that is not a result

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from specsim.quantities import short
 from specsim.workload import PS, Requests, Trace
 
 MINUTE = 60  # seconds
@@ -36,8 +37,8 @@ class TraceStats:
     def sentence(self) -> str:
         """For people."""
         return (
-            f"trace: {self.requests:,} requests in {self.duration_s:,.0f} s, {self.mean_rate:.3g} a second on average, "
-            f"{self.peak_rate:.3g} in the busiest minute, {self.busiest_second:,} in the busiest second"
+            f"trace: {self.requests:,} requests in {self.duration_s:,.0f} s, {short(self.mean_rate, 3)} a second on average, "
+            f"{short(self.peak_rate, 3)} in the busiest minute, {self.busiest_second:,} in the busiest second"
         )
 
 

@@ -261,7 +261,7 @@ class Trace:
         missing = [name for name in wanted(nearest) if name not in names]
         if missing:
             raise InputError(
-                f"has no {what} {', '.join(missing)} (it has {', '.join(map(str, names[:12]))})",
+                f"has no {what if len(missing) > 1 else what[:-1]} {', '.join(missing)} (it has {', '.join(map(str, names[:12]))})",
                 where=str(self.path),
                 mend="layouts: " + "; ".join(f"{layout.name}: {', '.join(wanted(layout))}" for layout in LAYOUTS),
             )

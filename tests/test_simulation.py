@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -21,6 +22,7 @@ from specsim.commands.simulate import command
 from specsim.errors import InputError
 from specsim.metrics import BINS, Collector, bin_middles, bins_of, latency_of, latency_of_histogram
 from specsim.prediction import machine_of
+from specsim.quantities import short
 from specsim.scenarios import Scenario, build
 from specsim.simulated import check_rate
 from specsim.simulation import simulate
@@ -489,6 +491,13 @@ def test_speculation_draws_the_acceptance_that_was_given() -> None:
 
 
 # Metrics
+
+
+def test_large_numbers_are_shown_without_powers_of_ten() -> None:
+    """A queue of an hour is 3,600,000 ms for people, not 3.6e+06; rounding to 10,000 does not make a power of ten either."""
+    shown = [short(x) for x in (0.012345, 9.9999, 43.21, 2863.6, 9999.7, 389_412.3, 3.6e6, math.inf)]
+    assert shown == ["0.01235", "10", "43.21", "2,864", "10,000", "389,412", "3,600,000", "inf"]
+    assert [short(x, 2) for x in (0.0444, 5.4, 99.7, 541.2)] == ["0.044", "5.4", "100", "541"]
 
 
 def test_histogram_bins() -> None:

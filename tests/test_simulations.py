@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from specsim import fanout, simulated, simulation_costs, simulations
 from specsim.commands.simulate import command
-from specsim.errors import InputError
+from specsim.errors import InputError, WorkError
 from specsim.prediction import machine_of
 from specsim.routing import Routing
 from specsim.scenarios import build
@@ -191,6 +191,18 @@ def test_many_small_simulations_are_worth_a_compiled_kernel(monkeypatch):
 def test_wrong_values_in_python_are_told(options, says):
     with pytest.raises(InputError, match=says):
         simulate(**{**SMALL, **options})
+
+
+def test_a_cluster_among_the_engines_is_taken_from_there():
+    """As `sweep` has it. One simulation is not spread, which is said rather than passed over."""
+    pytest.importorskip("distributed", reason="Dask is optional")
+    dead = [*LINE, "--engine", "dask://127.0.0.1:1,sglang"]
+    several = CliRunner().invoke(command, [*dead, "--rate", "2,4"])
+    assert isinstance(several.exception, WorkError)
+    assert "no Dask scheduler answers" in str(several.exception)
+    one = CliRunner().invoke(command, [*dead, "--rate", "2"])
+    assert isinstance(one.exception, InputError)
+    assert "--cluster" in str(one.exception)
 
 
 def test_a_failed_task_is_tried_again(monkeypatch):

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from specsim.commands.common import Meter, OutFile, draw, json_option, note, plot_option, print_result, show
+from specsim.commands.common import Meter, OutFile, cluster_of, draw, json_option, note, plot_option, print_result, show
 from specsim.commands.scenario import Count, Known, scenario_options
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -54,7 +54,7 @@ def command(
     """
     from specsim.swept import sweep
 
-    cluster = _cluster(options, cluster)
+    cluster = cluster_of(options, cluster)
     lists = {name: _values(name, text) for name, text in options.items() if name in TYPES and text is not None}
     with Meter("sweep"):
         result = sweep(out=out, jobs=jobs, cluster=cluster, **{**options, **lists})
@@ -74,20 +74,6 @@ def command(
     from specsim.sweep_text import page
 
     show(page(result, rows))
-
-
-def _cluster(options: dict[str, Any], cluster: str | None) -> str | None:
-    """The cluster, which may stand among the engines as well (--engine dask://HOST:PORT), from where it is taken."""
-    from specsim.errors import InputError
-
-    words = str(options.get("engine") or "").split(",")
-    found = [word.strip() for word in words if word.strip() == "ray" or word.strip().startswith(("ray://", "dask://"))]
-    if not found:
-        return cluster
-    if len(found) + (cluster is not None) > 1:
-        raise InputError("several clusters", where="--cluster", mend="give one")
-    options["engine"] = ",".join(word for word in words if word.strip() not in found) or None
-    return found[0]
 
 
 def _values(name: str, text: str) -> tuple[Any, ...]:
