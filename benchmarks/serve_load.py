@@ -1,9 +1,10 @@
 """The planner page under load: requests a second on one core, how long they take, and whether memory grows.
 
-    python benchmarks/serve_load.py [--rate 200] [--seconds 60] [--json]
+    python benchmarks/serve_load.py [--rate 200] [--seconds 60] [--at-once] [--json]
 
-`specsim serve` runs as a process of its own on one core, this client on another. Requests are slider moves over eight
-models and boxes, no two alike, so that no answer comes from a cache; they are sent when they are due whether or not
+`specsim serve` runs as a process of its own on one core, this client on another. Requests are slider moves on eight pages, each
+of another model and box, no two alike, so that no answer comes from a cache (what a cycle costs does in a quarter of them: when
+the acceptance alone moves); with --at-once every move sets all sliders anew, and nothing does. They are sent when they are due whether or not
 earlier ones were answered, and a latency counts from when its request was due. Memory is the server's resident set after
 a warm-up of 1,000 requests and at the end. Beside them: CPU seconds a request took in the server, and what the machine did
 otherwise (load average), since a busy machine slows both.
@@ -16,10 +17,12 @@ import asyncio
 import itertools
 import json
 import os
+import random
 import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,20 +36,30 @@ PLACES = [
     {"model": "gpt-oss-120b", "hardware": "8x-h100"},
     {"model": "Qwen3-30B-A3B", "hardware": "2x-h200"},
 ]
+SLIDERS = {
+    "batch": [str(n) for n in range(1, 65)],
+    "context": [str(n) for n in range(256, 32_769, 256)],
+    "draft-tokens": [str(n) for n in range(2, 9)],
+    "accept-rate": [f"0.{n:02}" for n in range(5, 96)],
+}
+DRAG = 8  # values that a slider is dragged over
 WARM_UP = 1000
 CONNECTIONS = 64
 
 
-def moves() -> itertools.chain[dict[str, str]]:
-    """Options of slider moves, no two alike."""
-    axes = itertools.product(range(1, 65), (512, 2048, 8192, 32768), range(2, 9), range(1, 10))
-    return itertools.chain.from_iterable(
-        (
-            {**place, "batch": str(batch), "context": str(context), "draft-tokens": str(d), "accept-rate": f"0.{rate}"}
-            for place in PLACES
-        )
-        for batch, context, d, rate in axes
-    )
+def moves(at_once: bool = False) -> Iterator[dict[str, str]]:
+    """Options of slider moves, no two alike: on each of the eight pages somebody drags one slider over a few values, then
+    the next. at_once: every move sets all four."""
+    rng = random.Random(0)
+    pages = [{**place, **{name: rng.choice(values) for name, values in SLIDERS.items()}} for place in PLACES]
+    seen = set()
+    for slider in itertools.cycle(SLIDERS):
+        for _, page in itertools.product(range(DRAG), pages):
+            for name in SLIDERS if at_once else (slider,):
+                page[name] = rng.choice(SLIDERS[name])
+            if (move := tuple(page.items())) not in seen:
+                seen.add(move)
+                yield dict(page)
 
 
 def pinned(core: int | None) -> Any:
@@ -92,9 +105,10 @@ class Client:
         return int(answer.split(b" ", 2)[1])
 
 
-async def load(client: Client, pid: int, rate: float, seconds: float) -> dict[str, Any]:
+async def load(
+    client: Client, pid: int, rate: float, seconds: float, options: Iterator[dict[str, str]]
+) -> dict[str, Any]:
     await client.open(CONNECTIONS)
-    options = iter(moves())
     for one in itertools.islice(options, WARM_UP):
         await client.ask(one)
     before, cpu = resident_mb(pid), cpu_seconds(pid)
@@ -135,6 +149,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rate", type=float, default=200.0, help="requests a second")
     parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--at-once", action="store_true", help="every move sets all sliders")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
@@ -152,7 +167,8 @@ def main() -> None:
         while "}" not in text:
             text += process.stdout.readline()
         host, _, port = json.loads(text)["address"].removeprefix("http://").rstrip("/").rpartition(":")
-        found = asyncio.run(load(Client(host, int(port)), process.pid, arguments.rate, arguments.seconds))
+        client, options = Client(host, int(port)), moves(arguments.at_once)
+        found = asyncio.run(load(client, process.pid, arguments.rate, arguments.seconds, options))
     finally:
         process.terminate()
         process.wait()
