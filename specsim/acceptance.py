@@ -296,13 +296,12 @@ class Acceptance:
         return _plain(length)
 
     def _chain(self, depth: Array) -> Array:
-        reached: Array = np.ones(())
-        length: Array = np.ones(())
+        reached, length = np.ones(())[()], np.ones(())[()]
         for position, rate in enumerate(self.rates[:-1]):
             reached = reached * rate
             length = length + np.where(position < depth, reached, 0.0)
         beyond = np.maximum(depth - (len(self.rates) - 1), 0.0)
-        length = length + reached * (_chain_length(np.asarray(self.rates[-1]), beyond) - 1.0)
+        length = length + reached * (_chain_length(np.asarray(self.rates[-1])[()], beyond) - 1.0)
         return np.clip(length, 1.0, depth + 1.0)
 
     def rate(self, num_steps: ArrayLike, topk: int = 1, draft_tokens: ArrayLike | None = None) -> Number:
@@ -587,7 +586,7 @@ def _rates(value: ArrayLike, option: str) -> Array:
 def _counts(value: ArrayLike, option: str, least: int) -> Array:
     """`value` as an array of whole numbers of at least `least`."""
     if type(value) is int and least <= value < 2**20:
-        return np.asarray(float(value))
+        return np.float64(value)  # a number costs a tenth of an array without axes
     try:
         counts: Array = np.asarray(value, float)[()]
     except (TypeError, ValueError):

@@ -156,10 +156,8 @@ class Engine:
         if not len(captured):
             return np.array(wanted)
         sizes = _ascending(tuple(captured))
-        padded: NDArray[np.int64] = np.where(
-            wanted <= sizes[-1], sizes.take(sizes.searchsorted(wanted), mode="clip"), wanted
-        )
-        return padded
+        next_up: NDArray[np.int64] = sizes.take(sizes.searchsorted(wanted), mode="clip")
+        return np.maximum(next_up, wanted)  # above the largest there is no next one
 
     def tree_block(self, backend: str) -> int:
         """Tokens in a block of the second call that a backend makes to attend to a tree; 0: it makes one call."""

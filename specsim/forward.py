@@ -5,7 +5,7 @@ Decode, verify, draft step, draft extend and prefill are all this pass with othe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.engines import Engine
-from specsim.machine import ZERO, Machine, lift, total
+from specsim.machine import ZERO, Machine, lift
 from specsim.models import Attention, Experts, Layer, Model, Projection
 from specsim.ops import (
     BATCH,
@@ -22,7 +22,9 @@ from specsim.ops import (
     ROWS,
     DistinctExperts,
     Feature,
+    Form,
     KeyTokens,
+    Linear,
     Load,
     Operator,
     QueryKeyPairs,
@@ -59,6 +61,22 @@ class Pass:
     @cached_property
     def kernels(self) -> float:
         return sum(o.kernels for o in self.operators)
+
+    @cached_property
+    def features(self) -> tuple[Feature, ...]:
+        """What bytes, flops and messages are linear in."""
+        forms = (form for o in self.operators for form in (o.bytes, o.flops, o.message or {}))
+        return tuple(dict.fromkeys(feature for form in forms for feature in form))
+
+    @cached_property
+    def forms(self) -> tuple[tuple[Form, Form], ...]:
+        """(bytes, or the message of one call; flops) of each operator, its features by their place in `features`."""
+        place = {feature: i for i, feature in enumerate(self.features)}
+
+        def form(linear: Linear) -> Form:
+            return tuple((place[feature], coefficient) for feature, coefficient in linear.items())
+
+        return tuple((form(o.bytes if o.message is None else o.message), form(o.flops)) for o in self.operators)
 
     @cached_property
     def classes(self) -> tuple[str, ...]:
@@ -276,8 +294,15 @@ class Network:
 
     def limits(self, engine: Engine, graph: bool, gather: bool) -> tuple[tuple[str, int], ...]:
         """`Engine.allreduce_limits` of this network."""
-        options = {**self.options, "disable_custom_all_reduce": True} if gather else self.options
-        return engine.allreduce_limits(ranks=self.ranks, link=self.link, graph=graph, options=options)
+        key = engine, graph, gather
+        if key not in self._found:
+            options = {**self.options, "disable_custom_all_reduce": True} if gather else self.options
+            self._found[key] = engine.allreduce_limits(ranks=self.ranks, link=self.link, graph=graph, options=options)
+        return self._found[key]
+
+    @cached_property
+    def _found(self) -> dict[tuple[Engine, bool, bool], tuple[tuple[str, int], ...]]:
+        return {}
 
 
 def cost(
@@ -298,7 +323,8 @@ def cost(
     time with the gaps between its kernels, kernels x the engine's cost of a launch + calls of all-reduces); `ahead` seconds of launching are hidden
     behind work that the GPU already has.
     """
-    features: dict[Feature, Array] = {}
+    # What each feature is worth; a number costs a tenth of an array without axes.
+    worths = [np.asarray(feature.of(load), dtype=np.float64)[()] for feature in p.features]
     n = load.ndim
     seconds: dict[str, Array] = {}
     calls: dict[str, float] = {}
@@ -315,14 +341,14 @@ def cost(
     terms = machine.terms
     # Beside what a class's fixed time holds of it, so that it may be below 0.
     gap = lift(terms["kernel_gap"], n) if graph else ZERO
-    for o in p.operators:
+    for o, (bytes_, flops) in zip(p.operators, p.forms, strict=True):
+        size = _value(bytes_, worths)
         if o.message is not None:
-            message = total(o.message, load, features)
-            time, called, origin = allreduce_seconds(message, machine, engine, network, graph=graph, gather=o.gather)
-            add("allreduce", o.calls * time + o.kernels * gap, o.calls, o.calls * message, origin)
+            time, called, origin = allreduce_seconds(size, machine, engine, network, graph=graph, gather=o.gather)
+            add("allreduce", o.calls * time + o.kernels * gap, o.calls, o.calls * size, origin)
             calling = calling + o.calls * called
         else:
-            time, size, origin = machine.price(o, load, features)
+            time, origin = machine.price(o, size, _value(flops, worths) if flops else None, n)
             add(o.component, time + o.kernels * gap, o.calls, size, origin)
     kernels = p.kernels
     if graph:
@@ -341,6 +367,15 @@ def cost(
     return Cost(seconds, calls, moved, source, p.classes, graph)
 
 
+def _value(form: Form, worths: Sequence[Array]) -> Array:
+    """The value of a linear form."""
+    amount: Array | None = None
+    for place, coefficient in form:
+        part = coefficient * worths[place]
+        amount = part if amount is None else amount + part
+    return ZERO if amount is None else amount
+
+
 def allreduce_seconds(
     message: Array, machine: Machine, engine: Engine, network: Network, *, graph: bool, gather: bool = False
 ) -> tuple[Array, Array, str]:
@@ -349,18 +384,25 @@ def allreduce_seconds(
     Each size is served by the implementation that the engine picks. On the GPU it takes as long as in a graph, and what
     its ranks wait for each other; outside a graph the host pays the eager latency, none cheaper than one collective.
     """
+    asked = network.limits(engine, graph, gather), network.ranks, graph, message
+    return machine.once(_sum_seconds, *asked) if message.ndim == 0 else _sum_seconds(machine, *asked)
+
+
+def _sum_seconds(
+    machine: Machine, limits: tuple[tuple[str, int], ...], ranks: int, graph: bool, message: Array
+) -> tuple[Array, Array, str]:
     n = message.ndim
-    names, reach = _reach(network.limits(engine, graph, gather))
+    names, reach = _reach(limits)
     served = reach.searchsorted(message)  # the first that takes a message of that size
     origin: str | None = None
     taken = {"graph": ZERO} if graph else {"graph": ZERO, "eager": ZERO}
-    first, last = int(served.min()), int(served.max())
+    first, last = (int(served), int(served)) if n == 0 else (int(served.min()), int(served.max()))
     for place in range(first, last + 1):
         here = served == place
         if first < last and not here.any():
             continue
         for mode, seconds in taken.items():
-            curve = machine.curve(names[place:], network.ranks, mode)
+            curve = machine.curve(names[place:], ranks, mode)
             each = curve.seconds(message) * lift(curve.factor, n)
             taken[mode] = each if first == last else np.where(here, each, seconds)
             origin = _weakest(origin, curve.source)

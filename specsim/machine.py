@@ -8,9 +8,9 @@ profile lacks is as much less certain as the shipped profiles' classes of a fami
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, fields, replace
+from functools import cached_property, lru_cache
 from typing import Any, TypeVar
 from zlib import crc32
 
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.engines import Engine
-from specsim.ops import Curve, Feature, Linear, Load, Operator, Rate, operator_seconds
+from specsim.ops import Curve, Operator, Rate, operator_seconds
 from specsim.profiles import AllReduceCurve, Group, Profile
 from specsim.routing import Routing
 
@@ -26,6 +26,7 @@ Array = NDArray[np.float64]
 AnyCurve = TypeVar("AnyCurve")  # of the machine, or of the profile
 Key = TypeVar("Key")
 Value = TypeVar("Value")
+PRICES = 512  # that a machine keeps: a scenario has about 30
 SHARED_VARIANCE = 0.5  # of a group, common to all groups of its source
 ZERO: Array = np.zeros(())[()]  # a number costs a tenth of an array of none dimensions, and broadcasts as well
 
@@ -79,6 +80,12 @@ class Machine:
         return {}
 
     @cached_property
+    def once(self) -> Callable[..., Any]:
+        """once(function, *key) is function(machine, *key), worked out once for the keys last used. Most moves of a slider leave
+        most prices as they were: the context is attention's alone, and batches are padded to those of graphs."""
+        return lru_cache(PRICES)(lambda function, *key: function(self, *key))
+
+    @cached_property
     def _nearest(self) -> dict[tuple[tuple[str, ...], int, str], Curve]:
         return {}
 
@@ -87,6 +94,10 @@ class Machine:
             f"{len(self.rates)} operator classes, {len(self.curves)} all-reduce curves, {len(self.terms)} engine terms"
         )
         return f"<Machine: {held}, {self.samples} samples>"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what was looked up, which another process does itself."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def noting(self) -> Machine:
         """The machine for one evaluation: `read` then says what took part in it."""
@@ -128,18 +139,22 @@ class Machine:
             self._nearest[key] = nearest_curve(self.curves, *key)
         return self._nearest[key]
 
-    def price(self, operator: Operator, load: Load, features: dict[Feature, Array]) -> tuple[Array, Array, str]:
-        """(seconds of all calls of an operator, the bytes that they move, origin of the price); not of all-reduces.
-        `features` caches what the load's features are worth."""
-        rate = self.rate(operator.rate)
-        n = load.ndim
-        moved = total(operator.bytes, load, features)
+    def price(self, operator: Operator, moved: Array, flops: Array | None, n: int) -> tuple[Array, str]:
+        """(seconds of all calls of an operator, origin of the price); not of all-reduces. moved, flops: the bytes and flops of
+        all its calls, under a load of n axes."""
+        asked = operator.rate, operator.behind, operator.calls, moved, flops, n
+        return self.once(Machine._price, *asked) if moved.ndim == 0 else self._price(*asked)
+
+    def _price(
+        self, name: str, behind: str, calls: float, moved: Array, flops: Array | None, n: int
+    ) -> tuple[Array, str]:
+        rate = self.rate(name)
         moving = moved / lift(rate.bytes_per_s, n)
-        computing = total(operator.flops, load, features) / lift(rate.flops_per_s, n) if operator.flops else None
-        if operator.behind:  # two streams share one memory: what the other's fixed time cannot hide is paid
-            hidden = operator.calls * lift(self.rate(operator.behind).fixed_s, n)
-            return np.maximum(operator_seconds(-hidden, moving, computing), 0.0), moved, rate.source
-        return operator_seconds(operator.calls * lift(rate.fixed_s, n), moving, computing), moved, rate.source
+        computing = None if flops is None else flops / lift(rate.flops_per_s, n)
+        if behind:  # two streams share one memory: what the other's fixed time cannot hide is paid
+            hidden = calls * lift(self.rate(behind).fixed_s, n)
+            return np.maximum(operator_seconds(-hidden, moving, computing), 0.0), rate.source
+        return operator_seconds(calls * lift(rate.fixed_s, n), moving, computing), rate.source
 
 
 class Noted(dict[Key, Value]):
@@ -157,17 +172,6 @@ class Noted(dict[Key, Value]):
 def _factor(rng: np.random.Generator, samples: int, spread: float) -> Array:
     """Log-normal factors, the first 1; a scalar 1 without samples."""
     return np.exp(np.concatenate([[0.0], spread * rng.standard_normal(samples)])) if samples else np.ones(())
-
-
-def total(linear: Linear, load: Load, features: dict[Feature, Array]) -> Array:
-    """The value of a linear form of the load's features; `features` caches theirs."""
-    amount: Array | None = None
-    for feature, coefficient in linear.items():
-        worth = features.get(feature)
-        if worth is None:
-            worth = features[feature] = np.asarray(feature.of(load), dtype=np.float64)[()]
-        amount = coefficient * worth if amount is None else amount + coefficient * worth
-    return ZERO if amount is None else amount
 
 
 def lift(parameter: Array, ndim: int) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -12,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from specsim.errors import InputError
 from specsim.forward import STATE_BYTES, Parallel, weight_bytes
+from specsim.machine import ZERO
 from specsim.models import Model
 from specsim.scenarios import LIMITS, Scenario, check_heads
 
@@ -40,13 +42,16 @@ class Memory:
         return self.needed <= self.usable
 
 
-def memory(s: Scenario) -> Memory:
-    """Bytes a rank needs for the scenario's largest batch and context."""
+def memory(
+    s: Scenario, *, batch: float | None = None, context: float | None = None, parallel: Parallel | None = None
+) -> Memory:
+    """Bytes a rank needs for the scenario's largest batch and context, or for others."""
+    parallel = parallel or s.parallel
     models = [s.model] if s.draft is None else [s.model, s.draft]
-    weights = sum(rank_weights(m, s.parallel) for m in models)
-    tokens = float((s.context + s.draft_tokens).max())
-    sequences = float(np.ceil(s.batch / s.parallel.dp).max())
-    kv = sequences * sum(float(rank_kv(m, s.parallel, tokens)) + rank_state(m, s.parallel) for m in models)
+    weights = sum(rank_weights(m, parallel) for m in models)
+    tokens = float(((s.context if context is None else context) + s.draft_tokens).max())
+    sequences = math.ceil((s.batch.max() if batch is None else batch) / parallel.dp)
+    kv = sequences * sum(float(rank_kv(m, parallel, tokens)) + rank_state(m, parallel) for m in models)
     return Memory(weights, kv, s.profile.gpu.memory_gb * 1e9)
 
 
@@ -55,12 +60,12 @@ def would_fit(s: Scenario) -> list[str]:
     more ranks, or more of the same GPUs than the box has. Empty where none of these helps."""
 
     def fits(**changed: Any) -> bool:
-        return memory(replace(s, **changed)).fits
+        return memory(s, **changed).fits
 
     found: list[str] = []
     for option, words, least in (("batch", "batch", 1), ("context", "a context of", 0)):
         values = range(least, int(getattr(s, option).max()))
-        count = bisect_left(values, True, key=lambda n: not fits(**{option: np.asarray(float(n))}))
+        count = bisect_left(values, True, key=lambda n: not fits(**{option: n}))
         if count:
             found.append(f"{words} {values[count - 1]:,}")
             break
@@ -110,8 +115,8 @@ def rank_kv(model: Model, parallel: Parallel, tokens: ArrayLike) -> Array:
 
     Broadcasts over tokens.
     """
-    kept = np.asarray(tokens, dtype=np.float64)
-    bytes_: Array = np.zeros(())
+    kept: Array = np.asarray(tokens, dtype=np.float64)[()]
+    bytes_ = ZERO
     for window, each in _kv_by_window(model, parallel):
         bytes_ = bytes_ + each * (kept if window is None else np.minimum(kept, window))
     return bytes_

@@ -132,6 +132,7 @@ class DistinctExperts(Feature):
 
 
 Linear = Mapping[Any, float]  # by Feature; Any, since a mapping's keys are invariant
+Form = tuple[tuple[int, float], ...]  # the same, by the place of the feature in a list: nothing is hashed
 
 
 def _added(a: Linear, b: Linear, scale: float = 1.0) -> dict[Feature, float]:

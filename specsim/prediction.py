@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -163,19 +163,49 @@ def predict(s: Scenario, *, samples: int = SAMPLES, seed: int = 0, machine: Mach
     machine: what `machine_of` made for this profile and engine, for callers that predict many scenarios on one.
     Raises InputError when the scenario holds arrays; use `specsim.cycle.evaluate` for many at once.
     """
+    return price(s, machine_of(s, samples=samples, seed=seed) if machine is None else machine).accepting(s)
+
+
+@dataclass(frozen=True)
+class Priced:
+    """A prediction before any acceptance, which never enters a cost: one serves all acceptances. cycle_s, needed: with
+    parameter samples; None without speculation. notes: what there is to say of the machine."""
+
+    prediction: Prediction
+    cycle_s: Array | None
+    needed: Array | None
+    notes: tuple[str, ...]
+
+    def accepting(self, s: Scenario) -> Prediction:
+        """The prediction of a scenario that differs from the priced one in nothing but its acceptance."""
+        p = replace(self.prediction, scenario=s, warnings=(*s.warnings, *self.notes))
+        if s.acceptance is None or self.cycle_s is None or self.needed is None:
+            return p
+        steps, tokens = _whole(s.num_steps), _whole(s.draft_tokens)
+        gained = float(s.acceptance.length(steps, s.topk, tokens))
+        spec, speedup = Quantity.each([float(s.batch.reshape(-1)[0]) * gained / self.cycle_s, gained / self.needed])
+        rate = s.acceptance.rate(steps, s.topk, tokens)
+        return replace(
+            p,
+            accept_length=six(gained),
+            accept_rate=None if np.isnan(rate) else six(float(rate)),
+            spec_tokens_per_s=spec,
+            speedup=speedup,
+        )
+
+
+def price(s: Scenario, machine: Machine) -> Priced:
+    """What is predicted of a scenario whatever the acceptance; see `predict`."""
     if max(s.batch.size, s.context.size, s.draft_tokens.size) > 1:
         raise InputError("several values where one is needed", where="predict", mend="use sweep for lists")
-    machine = machine_of(s, samples=samples, seed=seed) if machine is None else machine
     c = evaluate(s, machine)
     batch = float(s.batch.reshape(-1)[0])
-    need = memory(s)
-    warnings = [*s.warnings, *_warnings(s, c.classes)]
-    decode_host = ("decode", c.decode_host, machine.terms_source)
-    parts = [*_parts("decode", c.decode), *_host_part(*decode_host)]
+    notes = tuple(_warnings(s, c.classes))
+    parts = [*_parts("decode", c.decode), *_host_part("decode", c.decode_host, machine.terms_source)]
     amounts = {"decode_ms": c.decode_s * 1e3, "decode_tokens_per_s": batch / c.decode_s}
     if c.verify is None or c.cycle_host is None:
         known = dict(zip(amounts, Quantity.each(list(amounts.values())), strict=True))
-        return Prediction(s, **known, memory=need, parts=tuple(parts), warnings=tuple(warnings))  # type: ignore[arg-type]
+        return Priced(Prediction(s, **known, memory=memory(s), parts=tuple(parts)), None, None, notes)  # type: ignore[arg-type]
     for phase, part in (("draft", c.draft), ("verify", c.verify), ("extend", c.extend)):
         parts += _parts(phase, part) if part is not None else []
     parts += _host_part("host", c.cycle_host, machine.terms_source)
@@ -183,8 +213,6 @@ def predict(s: Scenario, *, samples: int = SAMPLES, seed: int = 0, machine: Mach
     cycle = c.cycle_s
     needed = cycle / c.decode_s
     reachable = bool(needed.reshape(-1)[0] <= _most(s))
-    length = s.accept_length
-    gained = None if length is None else float(length.reshape(-1)[0])
     amounts |= {
         "draft_ms": c.draft.total * 1e3 if c.draft else zero,
         "verify_ms": c.verify.total * 1e3,
@@ -193,26 +221,25 @@ def predict(s: Scenario, *, samples: int = SAMPLES, seed: int = 0, machine: Mach
         "cycle_ms": cycle * 1e3,
         "breakeven_length": needed,
     }
-    rates = _rates(s, np.append(needed, [] if gained is None else [gained]))
-    if reachable:  # samples that no rate reaches count as 1
-        amounts["breakeven_rate"] = np.nan_to_num(rates[: needed.size], nan=1.0)
-    if gained is not None:
-        amounts |= {"spec_tokens_per_s": batch * gained / cycle, "speedup": gained / needed}
+    if reachable:
+        rates = _rates(s, needed)
+        amounts["breakeven_rate"] = np.where(np.isnan(rates), 1.0, rates)  # samples that no rate reaches count as 1
     speedups = list(
         _curve_lengths(float(s.num_steps.flat[0]), s.topk, float(s.draft_tokens.flat[0])) / needed.reshape(1, -1)
     )
     found = Quantity.each([*amounts.values(), *speedups])
-    return Prediction(
+    prediction = Prediction(
         scenario=s,
         **dict(zip(amounts, found, strict=False)),
-        accept_length=None if gained is None else six(gained),
-        accept_rate=None if gained is None or np.isnan(rates[-1]) else six(rates[-1]),
+        accept_length=None,  # `accepting` says, and the warnings too
+        accept_rate=None,
         reachable=reachable,
         speedup_curve=tuple(zip(RATES.tolist(), found[len(amounts) :], strict=True)),
         parts=tuple(parts),
-        memory=need,
-        warnings=tuple(warnings),
+        memory=memory(s),
+        warnings=(),
     )
+    return Priced(prediction, cycle, needed, notes)
 
 
 @functools.lru_cache(maxsize=256)
@@ -228,8 +255,7 @@ def _most(s: Scenario) -> float:
 
 def _rates(s: Scenario, lengths: Array) -> Array:
     """The constant accept rates whose lengths these are; nan where none reaches it."""
-    steps, tokens = (np.broadcast_to(x.reshape(-1)[0], lengths.shape) for x in (s.num_steps, s.draft_tokens))
-    return np.asarray(rate_for_length(lengths, steps, s.topk, tokens))
+    return np.asarray(rate_for_length(lengths, _whole(s.num_steps), s.topk, _whole(s.draft_tokens)))
 
 
 def _parts(phase: str, c: Cost) -> list[Part]:

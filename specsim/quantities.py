@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,9 +30,9 @@ class Quantity:
     @classmethod
     def each(cls, samples: Sequence[NDArray[np.float64]]) -> list[Quantity]:
         """As `of`, many at once: arrays of one number of samples, or of a value alone."""
-        flat = np.empty((len(samples), max(map(np.size, samples))))
+        flat = np.empty((len(samples), max(values.size for values in samples)))
         for row, values in zip(flat, samples, strict=True):
-            row[:] = np.reshape(values, -1)
+            row[:] = values.reshape(-1)
         if flat.shape[1] == 1:
             return [cls(value, value, value) for value in flat[:, 0].tolist()]
         values = flat[:, 0]
@@ -73,9 +74,10 @@ def quantiles(rows: NDArray[np.float64], shares: Sequence[float]) -> list[NDArra
     Whole rows are sorted in less time than it takes to part them four times, and nan comes last.
     """
     ordered = np.sort(rows, axis=1)
-    every, last = np.arange(len(rows)), np.full(len(rows), rows.shape[1] - 1)
-    if np.isnan(ordered[:, -1]).any():
-        last = np.maximum(last - np.isnan(ordered).sum(axis=1), 0)
+    every: Any = slice(None)
+    last = np.intp(rows.shape[1] - 1)
+    if np.isnan(ordered[:, -1]).any():  # rows end at different places
+        every, last = np.arange(len(rows)), np.maximum(last - np.isnan(ordered).sum(axis=1), 0)
     found = []
     for share in shares:
         place = share * last

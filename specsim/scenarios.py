@@ -160,7 +160,7 @@ class Scenario:
 
 
 def _span(values: Array) -> str:
-    low, high = np.min(values), np.max(values)
+    low, high = values.min(), values.max()
     return f"{low:.0f}" if low == high else f"{low:.0f} to {high:.0f}"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from specsim.memory import would_fit
 from specsim.pages import Grid, Line, Page, grid
@@ -76,7 +76,8 @@ def rows(p: Prediction) -> list[tuple[str, str, str, str]]:
 def sourced_rows(p: Prediction) -> list[tuple[str, str, str, str, str]]:
     """As `rows`, with the `origin` of each number."""
     out = []
-    origins = {phases: origin(p, phases) for phases in {phases for *_, phases in QUANTITIES}}
+    spent = _spent(p)
+    origins = {phases: _shares(spent, phases) for phases in {phases for *_, phases in QUANTITIES}}
     for key, what, unit, phases in QUANTITIES:
         found = getattr(p, key)
         if isinstance(found, Quantity):
@@ -92,12 +93,25 @@ def sourced_rows(p: Prediction) -> list[tuple[str, str, str, str, str]]:
 
 def origin(p: Prediction, phases: Sequence[str]) -> str:
     """Where the prices behind some phases come from, by their share of the time: "published 71 %, assumed 29 %"."""
-    spent: dict[str, float] = {}
+    return _shares(_spent(p), phases)
+
+
+def _spent(p: Prediction) -> dict[tuple[str, str], float]:
+    """ms by phase and source."""
+    spent: dict[tuple[str, str], float] = {}
     for part in p.parts:
-        if part.phase in phases:
-            spent[part.source] = spent.get(part.source, 0.0) + abs(part.ms)
-    whole = sum(spent.values())
-    shares = [(ms / whole, source) for source, ms in spent.items() if ms >= 0.005 * whole > 0]
+        key = part.phase, part.source
+        spent[key] = spent.get(key, 0.0) + abs(part.ms)
+    return spent
+
+
+def _shares(spent: Mapping[tuple[str, str], float], phases: Sequence[str]) -> str:
+    of: dict[str, float] = {}
+    for (phase, source), ms in spent.items():
+        if phase in phases:
+            of[source] = of.get(source, 0.0) + ms
+    whole = sum(of.values())
+    shares = [(ms / whole, source) for source, ms in of.items() if ms >= 0.005 * whole > 0]
     if len(shares) == 1:
         return shares[0][1]
     return ", ".join(f"{source} {share:.0%}".replace("%", " %") for share, source in sorted(shares, reverse=True))

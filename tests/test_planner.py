@@ -129,6 +129,28 @@ def test_any_options_give_the_document_or_the_error_of_the_command_line(options)
     assert document == (err if stop.value.code else out).getvalue()
 
 
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(("batch", "context", "draft-tokens", "accept-rate", "accept-length")), st.integers(2, 64)), min_size=2, max_size=6))  # fmt: skip
+def test_an_answer_does_not_depend_on_what_was_asked_before(moves):
+    """Prices are kept between moves: one planner that saw them all says what a fresh one does."""
+    kept, options = Planner(), {"model": "Qwen3-30B-A3B", "hardware": "2x-h200"}
+    for slider, n in moves:
+        options = {k: v for k, v in options.items() if not (slider.startswith("accept") and k.startswith("accept"))}
+        scale = {"draft-tokens": 2 + n % 6, "accept-rate": n / 64, "accept-length": 1 + n / 64}
+        options = {**options, slider: str(scale.get(slider, n))}
+        kept.answer({"options": options})
+        assert kept.document({"options": options}) == Planner().document({"options": options})
+
+
+def test_charts_hold_no_text_of_a_file():
+    """Of an answer they are not searched for characters that Vega does not take."""
+    file = PLANNER.add_file("model", "odd\u0007name.json", (PRESETS / "Llama-3.1-8B.json").read_bytes())
+    options = {"accept-rate": "0.7", "method": "ngram"}
+    answer = json.loads(PLANNER.answer({"options": options, "files": {"model": file["id"]}}))
+    assert "odd\u0007name" in answer["headline"]
+    assert "odd" not in json.dumps(answer["charts"])
+
+
 def test_no_number_that_json_lacks_leaves_the_page():
     """A name may say NaN; a number may not be it, wherever it stands."""
     assert json.loads(planner._json({"name": "NaN", "x": [1.5]})) == {"name": "NaN", "x": [1.5]}

@@ -107,16 +107,11 @@ def application(planner: Planner) -> Application:
 
         return served
 
-    routes = [Route(address, page(*asset), methods=["GET"]) for address, asset in assets().items()]
+    posted = {"/predict": predict, "/around": around, "/document": document, "/csv": table, "/file/{kind}": file}
+    # Looked through in this order: what every move of a slider asks comes first.
+    routes = [Route(address, endpoint(answer), methods=["POST"]) for address, answer in posted.items()]
     routes.append(Route("/choices", endpoint(choices), methods=["GET"]))
-    for address, answer in (
-        ("/predict", predict),
-        ("/around", around),
-        ("/document", document),
-        ("/csv", table),
-        ("/file/{kind}", file),
-    ):
-        routes.append(Route(address, endpoint(answer), methods=["POST"]))
+    routes += [Route(address, page(*asset), methods=["GET"]) for address, asset in assets().items()]
     return Router(routes, redirect_slashes=False)
 
 

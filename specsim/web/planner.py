@@ -23,6 +23,7 @@ from pydantic_core import PydanticSerializationError, to_json
 
 from specsim import text
 from specsim.acceptance import list_profiles as acceptance_profiles
+from specsim.chart_predict import prediction_charts
 from specsim.charts import Chart, charts_for
 from specsim.commands.common import usage
 from specsim.commands.scenario import options_of, scenario_options
@@ -35,7 +36,7 @@ from specsim.machine import Machine
 from specsim.machine import build as build_machine
 from specsim.models import Model
 from specsim.names import ENGINES, METHODS
-from specsim.prediction import SAMPLES, Prediction, predict
+from specsim.prediction import SAMPLES, Prediction, Priced, price
 from specsim.profiles import Profile, list_profiles, load_profile, load_shipped, parse_profile
 from specsim.quantities import Quantity
 from specsim.scenarios import Scenario, build
@@ -45,19 +46,11 @@ from specsim.sweeps import Spec
 PREDICT = "specsim predict"
 KINDS = ("model", "draft", "hardware")
 FILE_BYTES = 2**20  # of a dropped file
-FILES, ANSWERS, AROUND, MACHINES = 32, 256, 32, 16  # kept, the least recently used go first
+FILES, ANSWERS, AROUND, MACHINES, PRICED = 32, 256, 32, 16, 32  # kept, the least recently used go first
 OPTION_LENGTH, LINE_LENGTH = 2_000, 10_000  # characters of an option, and of a launch line
 BATCHES, CONTEXTS, LENGTHS = (1, 2, 4, 8, 16, 32, 64), (1024, 4096, 16384, 65536), tuple(range(2, 9))  # of `around`
-SWEPT = (
-    "batch",
-    "context",
-    "draft_tokens",
-    "num_steps",
-    "accept_rate",
-    "accept_length",
-    "accept_per_position",
-    "accept_profile",
-)
+ACCEPTANCE = ("accept-rate", "accept-length", "accept-per-position", "accept-profile")
+SWEPT = ("batch", "context", "draft_tokens", "num_steps", *(name.replace("-", "_") for name in ACCEPTANCE))
 KEPT = 2**17  # characters of what is kept of a file; shipped ones have a tenth of it
 TREE = 1024  # candidates of a draft tree: larger ones take seconds, and hold up everybody's page
 
@@ -109,6 +102,7 @@ class Planner:
         self._own: dict[str, Kept] = {}  # of the one who serves: never forgotten
         self._files: OrderedDict[str, Kept] = OrderedDict()
         self._machine = lru_cache(MACHINES)(self._build_machine)
+        self._priced: OrderedDict[str, Priced] = OrderedDict()  # one serves all acceptances
         self._answer = lru_cache(ANSWERS)(self._make_answer)
         self._around = lru_cache(AROUND)(self._make_around)
 
@@ -194,10 +188,16 @@ class Planner:
         return self._predict(_checked(request))
 
     def _predict(self, request: dict[str, Any]) -> Prediction:
-        scenario, _ = self._scenario(request["options"], request["files"])
-        engine = scenario.engine
-        box = request["files"].get("hardware") or scenario.profile.name
-        return predict(scenario, machine=self._machine(box, engine))
+        options, files = request["options"], request["files"]
+        scenario, _ = self._scenario(options, files)
+        costs = _canonical({"options": {k: v for k, v in options.items() if k not in ACCEPTANCE}, "files": files})
+        found = self._priced.pop(costs, None)
+        if found is None:
+            found = price(scenario, self._machine(files.get("hardware") or scenario.profile.name, scenario.engine))
+        self._priced[costs] = found
+        while len(self._priced) > PRICED:
+            self._priced.popitem(last=False)
+        return found.accepting(scenario)
 
     def _make_answer(self, canonical: str) -> bytes:
         p = self._predict(json.loads(canonical))
@@ -210,7 +210,7 @@ class Planner:
             "mood": mood(p),
             "figures": figures(p),
             "rows": text.sourced_rows(p),
-            "charts": [chart.json() for chart in charts_for(document)],
+            "charts": [chart.json() for chart in prediction_charts(document)],  # no text of a file is in them
             **{key: document[key] for key in ("scenario", "accept_rate", "accept_length", "warnings")},
             "command": self.command + str(document["command"]).removeprefix(PREDICT),
             "launch": {**lines, "vllm_config": None if config is None else json.dumps(config)},
