@@ -23,7 +23,7 @@ from specsim.provenance import sources_of_all
 from specsim.quantities import short, six
 from specsim.scenarios import Scenario
 from specsim.simulation import simulate
-from specsim.simulation_costs import server_of
+from specsim.simulation_costs import longest, server_of
 from specsim.steady import Requests
 from specsim.trace_stats import TraceStats, every, trace_stats
 from specsim.workload import Lengths, Trace, synthetic
@@ -99,8 +99,11 @@ class Planned(Shown):
         s, ranges, file = best.scenario, best.ranges, str(self.wanted.policy or "policy.json")
         if self.wanted.policy is not None:
             s, ranges = _speculating(self.plan), self.plan.policies[0].rising
+        own = (
+            s.engine.name == "sglang"
+        )  # else the file is in vLLM's words, which SGLang does not read: one length, the longest
         return {
-            "sglang": sglang_line(s, ranges, file),
+            "sglang": sglang_line(s, ranges, file) if own else sglang_line(longest(s, ranges)),
             "vllm": vllm_line(s, ranges),
             "vllm_speculative_config": vllm_config(s, ranges),
             "sglang_adaptive_config": sglang_adaptive(ranges) if len(ranges) > 1 else None,

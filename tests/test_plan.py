@@ -819,6 +819,23 @@ def test_vllm_policy_file_is_its_speculative_config(specsim, tmp_path):
     assert launch.options["draft_tokens"] in (2, 3)
 
 
+def test_sglang_is_not_sent_to_a_file_that_is_in_vllm_s_words(specsim, tmp_path):
+    """A schedule of vLLM's goes into its own line; what SGLang would read stands in the JSON document."""
+    file = tmp_path / "p.json"
+    load = ["--rate", "2", "--input-tokens", "2000", "--output-tokens", "500"]
+    box = ["--hardware", "8x-h200", "--tp", "8", "--draft-tokens", "3,4", "--accept-rate", "0.6"]
+    for engine, named in (("vllm", False), ("sglang", True)):
+        code, out, err = specsim("plan", *load, *box, "--engine", engine, "--policy", str(file), "--json")
+        assert code == 0, err
+        launch = json.loads(out)["launch"]
+        assert len(launch["sglang_adaptive_config"]) > 2  # several ranges, so that there is something to name
+        assert (str(file) in launch["sglang"]) == named
+        assert ("--speculative-adaptive" in launch["sglang"]) == named
+        assert "--speculative-num-draft-tokens 4" in launch["sglang"]
+        held = json.loads(file.read_text())
+        assert held == (launch["sglang_adaptive_config"] if named else launch["vllm_speculative_config"])
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
