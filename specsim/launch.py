@@ -28,6 +28,9 @@ STARTS = {
     "sglang": ("sglang.launch_server", "sglang serve"),
     "vllm": ("vllm serve", "vllm.entrypoints.openai.api_server", "vllm.entrypoints.cli.main serve"),
 }
+BY_BATCH = (
+    "the draft length changes with the batch; the line's own is used here (specsim simulate --policy FILE follows it)"
+)
 SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -525,6 +528,8 @@ def _sglang_speculation(options: dict[str, Any], read: _Reader) -> None:
         )
     else:
         options.update(_sglang_chain(read, options, steps, topk, tokens))
+    if read.on("--speculative-adaptive"):
+        read.note(f"--speculative-adaptive: {BY_BATCH}")
     _sglang_limits(options, read, name)
 
 
@@ -727,6 +732,8 @@ def _vllm_speculation(options: dict[str, Any], read: _Reader) -> None:
         read.note("suffix: the number of verified tokens changes from step to step; the largest is used")
     if name not in _VLLM_METHODS:
         read.note(f"speculative method {name!r} has no cost model here")
+    if config.get("num_speculative_tokens_per_batch_size"):
+        read.note(f"num_speculative_tokens_per_batch_size: {BY_BATCH}")
     if config.get("speculative_token_tree") is not None:
         read.note("speculative_token_tree: not read; a chain is assumed")
     if config.get("enforce_eager") is True:

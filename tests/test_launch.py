@@ -172,6 +172,13 @@ class TestSglang:
         assert sglang(line)["draft_tokens"] == 3
         assert "steps + 1 = 3" in notes("sglang", line)
 
+    def test_a_draft_length_that_follows_the_batch_is_told(self) -> None:
+        """Lines that `specsim plan --policy` prints: what is read is their longest draft, at a batch that may have another."""
+        assert "changes with the batch" in notes("sglang", EAGLE3 + " --speculative-adaptive")
+        config = '{"method": "eagle3", "model": "x", "num_speculative_tokens": 2, "num_speculative_tokens_per_batch_size": [[1, 1, 0]]}'
+        assert "changes with the batch" in notes("vllm", f"vllm serve y --speculative-config '{config}'")
+        assert "changes with the batch" not in notes("sglang", EAGLE3)
+
     def test_a_tree_keeps_its_tokens(self) -> None:
         line = EAGLE3.replace("topk 1", "topk 4").replace("draft-tokens 3", "draft-tokens 8")
         assert (sglang(line)["topk"], sglang(line)["draft_tokens"]) == (4, 8)
