@@ -384,7 +384,12 @@ def allreduce_seconds(
     Each size is served by the implementation that the engine picks. On the GPU it takes as long as in a graph, and what
     its ranks wait for each other; outside a graph the host pays the eager latency, none cheaper than one collective.
     """
-    asked = network.limits(engine, graph, gather), network.ranks, graph, message
+    asked = (
+        network.limits(engine, graph, gather),
+        network.ranks,
+        graph,
+        message[()],
+    )  # a key: no array of none dimensions
     return machine.once(_sum_seconds, *asked) if message.ndim == 0 else _sum_seconds(machine, *asked)
 
 
