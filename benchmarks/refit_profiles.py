@@ -2,21 +2,20 @@
 
     python benchmarks/refit_profiles.py
 
-One machine with two H200 was calibrated as it is, again, and with peer access off (validation/calibration, all by
-benchmarks/whole_box.py). What one GPU alone does was measured in the first of these; `1x-h200` is that part, and
-`2x-h200-no-p2p` joins it with the all-reduces of the last. The second is there to show how far two agree, and those
-called "-earlier" are of other machines, by earlier releases. DeepGEMM's products joined from another such machine
-(`1x-h200-deepgemm`).
+What one GPU does alone was measured on a machine with one H200 (`1x-h200`, and `1x-h200-blockwise` for products of fp8
+weights scaled in blocks), DeepGEMM's experts and products of small inner width on others (`1x-h200-deepgemm`,
+`1x-h200-deepseek-v2-lite`). A machine with two was calibrated as it is
+(`2x-h200`), again to show how far two agree, and with peer access off: all-reduces and copies are of these. Those called
+"-earlier" are of other machines, by earlier releases, and those of a model's own shapes are compared in docs/accuracy.md.
 """
 
 from __future__ import annotations
 
-import copy
 import json
 from pathlib import Path
 from typing import Any
 
-from specsim.calibrate import rebuild
+from specsim.calibrate import FITTED, rebuild
 from specsim.profiles import dump_profile, load_profile
 from specsim.records import Record
 
@@ -29,15 +28,13 @@ def read(name: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    two, off, deepgemm = read("2x-h200"), read("2x-h200-no-p2p"), read("1x-h200-deepgemm")
-    one = copy.deepcopy(two)
-    one["name"] = one["hardware"] = "1x-h200"
-    alone = [s for s in one["samples"] if s["measure"] == "peak" or s.get("ranks", 1) == 1]
-    one["samples"] = [s for s in alone if s.get("rank", 0) == 0]
-    one["environment"]["plan"] |= {"ranks": 1, "nvlink": False}
-    one["environment"]["ranks"], one["caveats"] = 1, []
+    alone = [read(name) for name in ("1x-h200", "1x-h200-blockwise", "1x-h200-deepgemm", "1x-h200-deepseek-v2-lite")]
+    alone[-1]["samples"] = [s for s in alone[-1]["samples"] if s["operator"] == "gemm_bf16"]
+    two, off = read("2x-h200"), read("2x-h200-no-p2p")
+    for box in (two, off):
+        box["samples"] = [s for s in box["samples"] if s["measure"] not in FITTED]
     published = [load_profile("1x-h200-published"), load_profile("2x-h200-published")]
-    for document, *more in ((one, deepgemm), (two, deepgemm), (off, one, deepgemm)):
+    for document, *more in (alone, (two, *alone), (off, *alone)):
         result = rebuild([Record.model_validate(d) for d in (document, *more)], published)
         target = ROOT / "hardware" / f"{document['name']}.yaml"
         target.write_text(dump_profile(result.profile), encoding="utf-8")

@@ -11,9 +11,9 @@ Each module that measures something supplies the same few names:
 
 and, where kernels are compiled at their first use, `compile_s(case)`, the seconds that may take, and `prepare(context, case)`.
 
-Modules: gemm, moe, attention, small, peak, launches, copies, allreduce. `timing` and `between` hold the clocks, `worker`
+Modules: gemm, blockwise, moe, attention, small, peak, launches, copies, allreduce. `timing` and `between` hold the clocks, `worker`
 runs them in one process a GPU, `launch` starts and watches those processes, `health` reads nvidia-smi. Only the worker's
 side imports torch.
 """
 
-MEASUREMENTS = ("peak", "launches", "small", "gemm", "moe", "attention", "copies", "allreduce")
+MEASUREMENTS = ("peak", "launches", "small", "gemm", "blockwise", "moe", "attention", "copies", "allreduce")

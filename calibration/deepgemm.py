@@ -27,7 +27,7 @@ TILE = 256  # a multiple of every kernel's tile: tiles are written whole, so tha
 Path = Callable[[Any, Any], Callable[[], Any]]
 
 
-def _first(names: Sequence[tuple[str, str]]) -> Any:
+def first(names: Sequence[tuple[str, str]]) -> Any:
     """The first function of (module, name) that this release has."""
     for module, name in names:
         with contextlib.suppress(ImportError):
@@ -54,8 +54,8 @@ def path(up: Any, down: Any, scale_up: float, scale_down: float) -> Path:
     """
     import torch
 
-    multiply = _first([("deep_gemm", name) for name in NAMES])
-    aligned = _first(LAYOUTS)
+    multiply = first([("deep_gemm", name) for name in NAMES])
+    aligned = first(LAYOUTS)
     experts, _, hidden = up.shape
     inner = down.shape[2]
     if hidden % BLOCK or inner % BLOCK:

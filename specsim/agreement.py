@@ -72,9 +72,9 @@ def steps(scenario: Scenario, profile: Profile) -> NDArray[np.float64]:
 def _numbers(profile: Profile) -> Iterator[tuple[str, float, Any]]:
     """Key, value and a function that gives the profile with another value there."""
     for name, rate in profile.operators.items():
-        for field in ("fixed_us", "bandwidth_gb_s", "peak_tflops"):
+        for field in ("fixed_us", "inner_ns", "bandwidth_gb_s", "peak_tflops"):
             value = getattr(rate, field)
-            if value is not None:
+            if value:
                 yield f"operators.{name}.{field}", value, _operator_setter(profile, name, field)
     for field in ("kernel_us", "collective_us", "graph_us", "graph_node_us"):
         yield f"launch.{field}", getattr(profile.launch, field), _launch_setter(profile, field)

@@ -27,9 +27,13 @@ from specsim.records import Record, first_trouble, sample_trouble
 Array = NDArray[np.float64]
 Sample = Mapping[str, Any]  # a result of specsim.calibration.worker
 
+FITTED = ("gemm", "blockwise", "moe", "attention", "small")  # measurements that a class's line is fitted to
 LOSS_SCALE = 0.05  # relative residual from which a point counts less
 KNOWN = 0.3  # relative standard error above which a parameter is not identified
 SMALLEST_UNCERTAINTY = 0.01
+ENOUGH = 8  # points, for what walking the inner width takes
+REACHED = 1.0  # computing over moving that some sample has to come to for a peak to be told
+READING = 1.2  # reading alone is so much faster than a copy at most
 DEFAULT_EFFICIENCY = 0.7  # of the measured bf16 rate, as the peak of a class whose own is not identified
 SMALL_EFFICIENCY = 0.6  # of the measured bandwidth, for a small kernel whose own is not identified
 BORROWED = ("published", "assumed", "datasheet")  # kinds of source that another profile of the same GPU may lend
@@ -62,43 +66,70 @@ class Fit:
     bandwidth_error: float  # relative
     residuals: Array
     held: tuple[str, ...] = ()
+    inner_s: float = 0.0  # a value of inner width
 
     @property
     def scatter(self) -> float:
-        """Robust standard deviation of the residuals."""
-        return float(1.4826 * np.median(np.abs(self.residuals)))
+        """Standard deviation with which an 80 % interval holds 80 % of the residuals, whose tails are longer than a normal's."""
+        return float(np.quantile(np.abs(self.residuals), 0.8) / 1.2816)
 
     @property
     def note(self) -> str:
         text = f"{len(self.residuals)} points, median error {np.median(np.abs(self.residuals)):.1%}, worst {np.max(np.abs(self.residuals)):.0%}"
         text += f", fixed +- {self.fixed_error_s * 1e6:.2g} us"
+        text += ", walking the inner width takes time" if self.inner_s else ""
         return text + "".join(f"; {name} not identifiable, held" for name in self.held)
 
 
-def fit(seconds: Array, nbytes: Array, flops: Array, *, bandwidth: float, peak: float | None) -> Fit:
+def fit(
+    seconds: Array,
+    nbytes: Array,
+    flops: Array,
+    *,
+    bandwidth: float,
+    peak: float | None,
+    inner: Array | None = None,
+    apart: bool = False,
+    fastest: float = np.inf,
+) -> Fit:
     """Fit fixed, bandwidth and peak of `operator_seconds`. Arrays of shape (points,), SI.
 
     bandwidth and peak are what a parameter is held at when the samples do not identify it; peak None leaves the flops
-    out. Raises ValueError without points. With fewer points than parameters, what cannot be told is held.
+    out. inner: the width that each output sums over; where the samples tell what walking a value of it takes, that is
+    fitted too, with a bandwidth of at most `fastest`. apart: calls of several kernels, in which walking adds to the fixed
+    time. Raises ValueError without points. With fewer points than
+    parameters, what cannot be told is held.
     """
     if not len(seconds):
         raise ValueError("no points to fit")
     columns: dict[str, Array] = {"fixed": np.ones_like(seconds), "bandwidth": nbytes}
+    if inner is not None:
+        without = fit(seconds, nbytes, flops, bandwidth=bandwidth, peak=peak)
+        if len(seconds) < ENOUGH or len(np.unique(inner)) < 2:
+            return without
+        columns["apart" if apart else "inner"] = inner
+    least = {} if inner is None else {"bandwidth": 1 / fastest}
     given: dict[str, float] = {"bandwidth": 1.0 / bandwidth}
     if peak is not None and np.any(flops > 0):
         columns["peak"], given["peak"] = flops, 1.0 / peak
     held: list[str] = []
     while True:
         free = [name for name in columns if name not in held]
-        values, errors = _least_squares(seconds, columns, free, {n: given[n] for n in held})
+        values, errors = _least_squares(seconds, columns, free, {n: given[n] for n in held}, least)
         unknown = [n for n in ("peak", "bandwidth") if n in free and not errors[n] <= KNOWN * values[n]]
+        if "peak" in free and "peak" not in unknown:  # a small excess at the largest samples is no compute limit
+            reached = values["peak"] * columns["peak"] / np.maximum(values["bandwidth"] * columns["bandwidth"], 1e-300)
+            unknown = unknown if reached.max() > REACHED else ["peak", *unknown]
         if not unknown:
             break
         held.append(unknown[0])
     fixed, fixed_error = max(values["fixed"], 0.0), errors["fixed"]
     predicted = _predicted(values, columns)
     unsure = ("fixed",) if not fixed_error <= max(fixed, 1e-12) else ()
-    return Fit(
+    walk = "apart" if apart else "inner"
+    if walk in columns:
+        unsure = ()  # what is certain is the start of the calls as a whole
+    found = Fit(
         fixed_s=fixed,
         bytes_per_s=1.0 / values["bandwidth"],
         flops_per_s=1.0 / values["peak"] if "peak" in columns and "peak" not in held else None,
@@ -106,19 +137,29 @@ def fit(seconds: Array, nbytes: Array, flops: Array, *, bandwidth: float, peak: 
         bandwidth_error=float(errors["bandwidth"] / values["bandwidth"]) if "bandwidth" not in held else float("nan"),
         residuals=seconds / predicted - 1.0,
         held=(*held, *unsure),
+        inner_s=values.get(walk, 0.0),
     )
+    if inner is None:
+        return found
+    return found if errors[walk] <= KNOWN * values[walk] else without
 
 
 def _predicted(values: Mapping[str, float], columns: Mapping[str, Array]) -> Array:
-    """Seconds by the cost equation. values: seconds, seconds a byte, seconds a flop, as far as there are columns."""
-    computing = values["peak"] * columns["peak"] if "peak" in columns else None
-    return operator_seconds(values["fixed"] * columns["fixed"], values["bandwidth"] * columns["bandwidth"], computing)
+    """Seconds by the cost equation. values: seconds, seconds a byte, flop and value of inner width, as far as there are
+    columns."""
+    times = {name: values[name] * column for name, column in columns.items()}
+    start = times["fixed"] + times["apart"] if "apart" in times else times["fixed"]
+    return operator_seconds(start, times["bandwidth"], times.get("peak"), times.get("inner"))
 
 
 def _least_squares(
-    seconds: Array, columns: Mapping[str, Array], free: Sequence[str], held: Mapping[str, float]
+    seconds: Array,
+    columns: Mapping[str, Array],
+    free: Sequence[str],
+    held: Mapping[str, float],
+    least: Mapping[str, float],
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Coefficients of the columns and their standard errors (infinite where the samples say nothing)."""
+    """Coefficients of the columns, `least` or more, and their standard errors (infinite where the samples say nothing)."""
     from scipy.optimize import least_squares
 
     typical = {n: float(np.median(seconds) / max(columns[n].max(), 1e-300)) for n in free}  # every unknown near 1
@@ -127,8 +168,14 @@ def _least_squares(
         values = {n: v * typical[n] for n, v in zip(free, x, strict=True)} | dict(held)
         return _predicted(values, columns) / seconds - 1.0
 
+    lower = np.array([max(1e-9, least.get(n, 0.0) / typical[n]) for n in free])
     solution = least_squares(
-        residuals, np.full(len(free), 0.5), bounds=(1e-9, np.inf), loss="soft_l1", f_scale=LOSS_SCALE, x_scale="jac"
+        residuals,
+        np.maximum(0.5, 1.01 * lower),
+        bounds=(lower, np.inf),
+        loss="soft_l1",
+        f_scale=LOSS_SCALE,
+        x_scale="jac",
     )
     freedom = len(seconds) - len(free)
     left = residuals(solution.x)
@@ -158,9 +205,9 @@ def in_place(samples: Sequence[Sample]) -> list[Sample]:
     return [s for s in samples if s["operator"] not in placed or s["status"] != "done" or "alone" in s["extras"]]
 
 
-def points(samples: Sequence[Sample], operator: str) -> tuple[Array, Array, Array]:
-    """Median seconds, bytes and flops of the samples that a class is fitted to: attention's of one query row, and with the
-    bf16 products the large one of `peak`, which is one of them."""
+def points(samples: Sequence[Sample], operator: str) -> tuple[Array, Array, Array, Array]:
+    """Median seconds, bytes, flops and inner widths of the samples that a class is fitted to: attention's of one query row,
+    and with the bf16 products the large one of `peak`, which is one of them."""
 
     def belongs(s: Sample) -> bool:
         if s["operator"] == operator:
@@ -168,20 +215,37 @@ def points(samples: Sequence[Sample], operator: str) -> tuple[Array, Array, Arra
         return operator == "gemm_bf16" and (s["measure"], s["operator"]) == ("peak", "matmul")
 
     chosen = [s for s in in_place(samples) if belongs(s) and s["spread"]["median"] > 0]
-    columns = [(s["spread"]["median"], s["bytes"], s["flops"]) for s in chosen]
-    seconds, nbytes, flops = np.array(columns, dtype=float).reshape(-1, 3).T
-    return seconds, nbytes, flops
+    columns = [(s["spread"]["median"], s["bytes"], s["flops"], _inner(s)) for s in chosen]
+    seconds, nbytes, flops, inner = np.array(columns, dtype=float).reshape(-1, 4).T
+    return seconds, nbytes, flops, inner
+
+
+def _inner(s: Sample) -> float:
+    """The inner width of a product, or of both products of fused experts; 0 for what sums over none."""
+    p = s["params"]
+    return float(p["hidden"] + p["intermediate"] if s["measure"] == "moe" else p.get("k", 0))
 
 
 def fits(samples: Sequence[Sample], bandwidth: float, peak: float) -> dict[str, Fit]:
     """A fit for every operator class with samples. bandwidth, peak: the GPU's own, bytes/s and flop/s."""
     found: dict[str, Fit] = {}
-    for name in sorted({s["operator"] for s in samples if s["measure"] in ("gemm", "moe", "attention", "small")}):
-        seconds, nbytes, flops = points(samples, name)
+    for name in sorted({s["operator"] for s in samples if s["measure"] in FITTED}):
+        seconds, nbytes, flops, inner = points(samples, name)
         if len(seconds):
             small = name in ("norm", "tiny", "router")
             held = bandwidth * (SMALL_EFFICIENCY if small else 0.9)
-            found[name] = fit(seconds, nbytes, flops, bandwidth=held, peak=None if small else DEFAULT_EFFICIENCY * peak)
+            most = None if small else DEFAULT_EFFICIENCY * peak
+            widths = inner if inner.any() else None
+            found[name] = fit(
+                seconds,
+                nbytes,
+                flops,
+                bandwidth=held,
+                peak=most,
+                inner=widths,
+                apart=name.startswith("moe_"),
+                fastest=READING * bandwidth,
+            )
     return found
 
 
@@ -391,6 +455,7 @@ def _operators(
     operators = {
         name: OperatorRate(
             fixed_us=_digits(f.fixed_s * 1e6, 4),
+            inner_ns=_digits(f.inner_s * 1e9, 3),
             bandwidth_gb_s=_digits(f.bytes_per_s / 1e9, 4),
             peak_tflops=_digits(f.flops_per_s / 1e12, 4) if f.flops_per_s else None,
             source=source.model_copy(update={"kind": "fitted"}) if f.held else source,
@@ -611,7 +676,7 @@ def _residuals(axis: Any, name: str, f: Fit | None, samples: Sequence[Sample]) -
     if f is None:
         axis.set_title(name)
         return
-    _, nbytes, _ = points(samples, name)
+    _, nbytes, *_ = points(samples, name)
     axis.axhline(0, color=MUTED, linewidth=0.8)
     axis.scatter(nbytes / 1e6, 100 * f.residuals, s=14, color=BLUE)
     axis.set(xscale="log", xlabel="moved, MB", ylabel="measured over fitted, %")

@@ -88,6 +88,7 @@ def fill(rates: Rates, date: str = "2026-08") -> Rates:
         base = rates[like]
         rates[name] = OperatorRate(
             fixed_us=float(f"{base.fixed_us * fixed:.3g}"),
+            inner_ns=float(f"{base.inner_ns * fixed:.3g}"),
             bandwidth_gb_s=float(f"{base.bandwidth_gb_s * bandwidth:.4g}"),
             peak_tflops=base.peak_tflops,
             relative_uncertainty=max(uncertainty, base.relative_uncertainty),
@@ -123,6 +124,7 @@ def scaled(rates: Rates, gpu: Gpu, like: Gpu) -> Rates:
     return {
         name: OperatorRate(
             fixed_us=rate.fixed_us,
+            inner_ns=rate.inner_ns,
             bandwidth_gb_s=float(f"{rate.bandwidth_gb_s * wide:.4g}"),
             peak_tflops=float(f"{rate.peak_tflops * fast:.3g}") if rate.peak_tflops else None,
             relative_uncertainty=max(0.25, rate.relative_uncertainty),

@@ -164,6 +164,26 @@ class Engine:
         found: int = self.policy.get("tree_block", {}).get(backend, 0)
         return found
 
+    @property
+    def split_products(self) -> Mapping[str, Any]:
+        """Products whose kernels split the inner width among threads, by projection: up to how many `rows`, `outputs` wide."""
+        found: Mapping[str, Any] = self.policy.get("split_products", {})
+        return found
+
+    def block_products(self, options: Mapping[str, Any], compute_capability: str | None) -> str:
+        """The kernels that multiply fp8 weights scaled in blocks ("deepgemm", "triton"); "" where the description does not say.
+
+        options: `fp8_gemm_backend` and `env`. An unknown compute capability is taken for a Hopper's.
+        """
+        rules: Mapping[str, Any] = self.policy.get("block_products", {})
+        if not rules:
+            return ""
+        asked = rules["by_flag"].get(options.get("fp8_gemm_backend"))
+        by_gpu: Mapping[str, str] = rules["by_gpu"]
+        found = asked or by_gpu.get((compute_capability or "9").split(".")[0], by_gpu["other"])
+        variable = (options.get("env") or {}).get(rules["deepgemm_variable"])
+        return by_gpu["other"] if found == "deepgemm" and variable is not None and not _on(variable) else str(found)
+
     def default_attention_backend(self, kind: str, compute_capability: str | None, topk: int = 1) -> str:
         """The attention backend that the engine picks for "mla" or "gqa" when no flag says it.
 
@@ -418,6 +438,10 @@ def load_engine(name: str, version: str | None = None) -> Engine:
         fitted_to=tuple(held.get("fitted_to", ())),
         policy=MappingProxyType(
             {key: held[key] for key in ("attention_kernels", "attention_defaults", "graphs", "allreduce", "by_batch")}
-            | {key: held[key] for key in ("tree_block", "ngram_tree") if key in held}
+            | {
+                key: held[key]
+                for key in ("tree_block", "ngram_tree", "block_products", "split_products")
+                if key in held
+            }
         ),
     )

@@ -323,7 +323,7 @@ def gqa(builder: Builder, plan: Plan) -> Mixer:
     if not normed and keys.flag("use_qk_norm") and not keys.text("model_type").startswith("llama4"):
         normed = "full" if keys.text("qk_norm_type") == "per_layer" else "head"
     if normed:
-        norms = 1 if plan.shares_kv else 2
+        norms = 0 if normed == "head" else 1 if plan.shares_kv else 2
         norm_parameters = (heads + kv) * size if normed == "full" else 2 * size
     sinks = (
         heads
@@ -339,7 +339,7 @@ def gqa(builder: Builder, plan: Plan) -> Mixer:
         projections += builder.fused("index_qk", hidden, [(f"{at}index_q_proj", index_heads * index_dim), (f"{at}index_k_proj", index_dim)], split="none")  # fmt: skip
     attention = Attention(
         "gqa", heads, kv, size, 0 if value == size else value, window=plan.window, sparse_tokens=sparse,
-        index_heads=index_heads, index_dim=index_dim, shares_kv=plan.shares_kv,
+        index_heads=index_heads, index_dim=index_dim, shares_kv=plan.shares_kv, head_norms=normed == "head",
     )  # fmt: skip
     label = "chunked" if plan.chunked else "swa" if plan.window else "sparse" if sparse else "gqa"
     return Mixer(label, attention, tuple(projections), norms, norm_parameters, sinks)

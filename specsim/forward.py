@@ -28,6 +28,7 @@ from specsim.ops import (
     Load,
     Operator,
     QueryKeyPairs,
+    RowsAbove,
     gemm,
     merge,
     small,
@@ -64,19 +65,22 @@ class Pass:
 
     @cached_property
     def features(self) -> tuple[Feature, ...]:
-        """What bytes, flops and messages are linear in."""
-        forms = (form for o in self.operators for form in (o.bytes, o.flops, o.message or {}))
+        """What bytes, flops, inner widths and messages are linear in."""
+        forms = (form for o in self.operators for form in (o.bytes, o.flops, o.inner, o.message or {}))
         return tuple(dict.fromkeys(feature for form in forms for feature in form))
 
     @cached_property
-    def forms(self) -> tuple[tuple[Form, Form], ...]:
-        """(bytes, or the message of one call; flops) of each operator, its features by their place in `features`."""
+    def forms(self) -> tuple[tuple[Form, Form, Form], ...]:
+        """(bytes, or the message of one call; flops; inner widths) of each operator, its features by their place in
+        `features`."""
         place = {feature: i for i, feature in enumerate(self.features)}
 
         def form(linear: Linear) -> Form:
             return tuple((place[feature], coefficient) for feature, coefficient in linear.items())
 
-        return tuple((form(o.bytes if o.message is None else o.message), form(o.flops)) for o in self.operators)
+        return tuple(
+            (form(o.bytes if o.message is None else o.message), form(o.flops), form(o.inner)) for o in self.operators
+        )
 
     @cached_property
     def classes(self) -> tuple[str, ...]:
@@ -121,10 +125,34 @@ def weight_bytes(p: Projection, ranks: int) -> float:
     return p.count * (inputs * outputs + (outputs if p.bias else 0)) * p.format.bytes
 
 
-def _projection(p: Projection, ranks: int, *, component: str = "gemm", rows: Feature = ROWS) -> Operator:
+def _projection(
+    p: Projection,
+    ranks: int,
+    *,
+    component: str = "gemm",
+    rows: Feature = ROWS,
+    in_blocks: str = "",
+    walked: Feature = ONE,
+) -> Operator:
     inputs, outputs = slice_of(p, ranks)
     weights = weight_bytes(p, ranks) / p.count
-    return gemm(inputs, outputs, weights, f"gemm_{p.format.name}", calls=p.count, component=component, rows=rows)
+    rate = f"gemm_{p.format.name}" + (f"_{in_blocks}" if in_blocks and p.format.in_blocks else "")
+    return gemm(inputs, outputs, weights, rate, calls=p.count, component=component, rows=rows, walked=walked)
+
+
+def _walked(p: Projection, layer: Layer, engine: Engine) -> Feature:
+    """Whether the engine's kernel walks the inner width: not where it has one that splits it among threads, for few rows."""
+    rule = engine.split_products.get(p.name, {})
+    latent = layer.attention is not None and layer.attention.kind == "mla"
+    return RowsAbove(rule["rows"]) if rule and latent and p.outputs in rule["outputs"] else ONE
+
+
+def _quantized(p: Projection, ranks: int, engine: Engine) -> Iterator[Operator]:
+    """What an engine runs before a product in the format of `p`: 8 bits are multiplied by 8 bits, so the inputs are read
+    in 16 bits and written in 8. Weights alone in few bits (int4) are widened inside the product."""
+    inputs, _ = slice_of(p, ranks)
+    for rate, calls in engine.kernels.get(p.format.name, {}).items():
+        yield small(rate, calls * p.count, inputs, passes=1.5)
 
 
 def attention_core(
@@ -168,7 +196,13 @@ def attention_core(
 
 
 def layer_operators(
-    layer: Layer, model: Model, parallel: Parallel, engine: Engine, graph: bool, tree_block: int = 0
+    layer: Layer,
+    model: Model,
+    parallel: Parallel,
+    engine: Engine,
+    graph: bool,
+    tree_block: int = 0,
+    in_blocks: str = "",
 ) -> Iterator[Operator]:
     """What one rank runs for one layer, all-reduces included."""
     if layer.norms:
@@ -180,22 +214,33 @@ def layer_operators(
         )
         yield from (_of_group(o, parallel.dp) for o in core)
         yield from _extras(engine, a.kind, model)
+        if a.head_norms:
+            yield from _extras(engine, "head_norms", model)
         if tree_block and not a.window:
             yield from _extras(engine, "tree", model)
     for p in layer.mixer:
-        yield _of_group(_projection(p, parallel.attention), parallel.dp)
+        product = _projection(p, parallel.attention, in_blocks=in_blocks, walked=_walked(p, layer, engine))
+        for o in (*_quantized(p, parallel.attention, engine), product):
+            yield _of_group(o, parallel.dp)
     for p in layer.ffn:
-        yield _projection(p, parallel.tp)
+        yield from _quantized(p, parallel.tp, engine)
+        yield _projection(p, parallel.tp, in_blocks=in_blocks)
     if layer.ffn:
         yield from _extras(engine, "dense", model)
     if layer.experts is not None:
         e = layer.experts
         if e.router is not None:
-            yield _projection(e.router, 1)
+            yield _projection(e.router, 1, walked=_walked(e.router, layer, engine))
         beside = graph and engine.shared_experts_overlap  # on a second stream, beside the routed experts
         for p in e.shared:
-            o = _projection(p, parallel.tp)
-            yield replace(o, calls=1 / len(e.shared), kernels=0, behind=f"moe_{e.format.name}") if beside else o
+            o = _projection(p, parallel.tp, in_blocks=in_blocks)
+            if beside:
+                n = len(e.shared)
+                inner = {ONE: _inner(e, parallel) / n}
+                yield replace(o, calls=1 / n, kernels=0, behind=f"moe_{e.format.name}", inner=inner)
+            else:
+                yield from _quantized(p, parallel.tp, engine)
+                yield o
         if e.shared and not beside:
             yield from _extras(engine, "shared", model)
         yield routed_experts(e, parallel, engine.launches(f"moe_{e.format.name}"))
@@ -217,7 +262,8 @@ def _of_group(o: Operator, dp: int) -> Operator:
     def share(linear: Mapping[Feature, float]) -> dict[Feature, float]:
         return {f: c if f == ONE else c / dp for f, c in linear.items()}
 
-    return replace(o, bytes=share(o.bytes), flops=share(o.flops))
+    inner = {RowsAbove(f.limit * dp) if isinstance(f, RowsAbove) else f: c for f, c in o.inner.items()}
+    return replace(o, bytes=share(o.bytes), flops=share(o.flops), inner=inner)
 
 
 def routed_experts(e: Experts, parallel: Parallel, kernels: float) -> Operator:
@@ -230,7 +276,12 @@ def routed_experts(e: Experts, parallel: Parallel, kernels: float) -> Operator:
         ROWS: active * (2 * e.inputs + 3 * e.intermediate / within) * 2.0,
     }
     flops = {ROWS: 2.0 * active * e.matrices * e.inputs * e.intermediate / within}
-    return Operator("experts", f"moe_{e.format.name}", 1, kernels, moved, flops)
+    return Operator("experts", f"moe_{e.format.name}", 1, kernels, moved, flops, inner={ONE: _inner(e, parallel)})
+
+
+def _inner(e: Experts, parallel: Parallel) -> float:
+    """Inner widths of an expert's two products on one rank."""
+    return e.inputs + e.intermediate * parallel.ep / parallel.tp
 
 
 def _extras(engine: Engine, piece: str, model: Model) -> Iterator[Operator]:
@@ -253,15 +304,18 @@ def build(
     fc: bool = False,
     last_rows: bool = False,
     tree_block: int = 0,
+    in_blocks: str = "",
 ) -> Pass:
     """All operators of a pass through the model's layers, its head and, for a drafter, its fc.
 
     last_rows: the head sees one row a sequence (a draft extend keeps only the last accepted one). tree_block: see
-    `attention_core`.
+    `attention_core`. in_blocks: see `Engine.block_products`.
     """
     operators: list[Operator] = []
     for layer, n in model.layers:
-        operators += [o.times(n) for o in merge(layer_operators(layer, model, parallel, engine, graph, tree_block))]
+        operators += [
+            o.times(n) for o in merge(layer_operators(layer, model, parallel, engine, graph, tree_block, in_blocks))
+        ]
     operators += _extras(engine, "draft" if model.draft else "pass", model)
     if parallel.tp > 1:
         operators.append(allreduce(model.hidden * model.activation.bytes))  # vocabulary-parallel embedding
@@ -341,14 +395,15 @@ def cost(
     terms = machine.terms
     # Beside what a class's fixed time holds of it, so that it may be below 0.
     gap = lift(terms["kernel_gap"], n) if graph else ZERO
-    for o, (bytes_, flops) in zip(p.operators, p.forms, strict=True):
+    for o, (bytes_, flops, inner) in zip(p.operators, p.forms, strict=True):
         size = _value(bytes_, worths)
         if o.message is not None:
             time, called, origin = allreduce_seconds(size, machine, engine, network, graph=graph, gather=o.gather)
             add("allreduce", o.calls * time + o.kernels * gap, o.calls, o.calls * size, origin)
             calling = calling + o.calls * called
         else:
-            time, origin = machine.price(o, size, _value(flops, worths) if flops else None, n)
+            worked, walked = (_value(form, worths) if form else None for form in (flops, inner))
+            time, origin = machine.price(o, size, worked, walked, n)
             add(o.component, time + o.kernels * gap, o.calls, size, origin)
     kernels = p.kernels
     if graph:

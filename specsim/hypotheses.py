@@ -159,7 +159,7 @@ def _slow_experts(s: Scenario, m: Machine, severity: Severity, phase: str) -> tu
 
 
 def _slower(r: Rate, factor: Array) -> Rate:
-    return Rate(r.fixed_s * factor, r.bytes_per_s / factor, r.flops_per_s / factor, r.source)
+    return r.scaled(factor, 1 / factor)
 
 
 def _slow_attention(s: Scenario, m: Machine, severity: Severity, phase: str) -> tuple[Scenario, Machine]:
@@ -178,7 +178,7 @@ def _slow_clocks(s: Scenario, m: Machine, severity: Severity, phase: str) -> tup
     f = severity["clock"]
     return s, replace(
         m,
-        rates={k: Rate(r.fixed_s / f, r.bytes_per_s * f**0.3, r.flops_per_s * f, r.source) for k, r in m.rates.items()},
+        rates={k: r.scaled(1 / f, f**0.3, f) for k, r in m.rates.items()},
     )
 
 
@@ -372,7 +372,16 @@ def take(m: Machine, chosen: NDArray[np.intp]) -> Machine:
 
     return replace(
         m,
-        rates={k: Rate(of(r.fixed_s), of(r.bytes_per_s), of(r.flops_per_s), r.source) for k, r in m.rates.items()},
+        rates={
+            k: Rate(
+                of(r.fixed_s),
+                of(r.bytes_per_s),
+                of(r.flops_per_s),
+                r.source,
+                None if r.inner_s is None else of(r.inner_s),
+            )
+            for k, r in m.rates.items()
+        },
         curves={k: replace(c, factor=of(c.factor)) for k, c in m.curves.items()},
         launch={k: of(v) for k, v in m.launch.items()},
         terms={k: of(v) for k, v in m.terms.items()},

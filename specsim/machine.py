@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from specsim.engines import Engine
 from specsim.ops import Curve, Operator, Rate, operator_seconds
-from specsim.profiles import AllReduceCurve, Group, Profile
+from specsim.profiles import AllReduceCurve, Group, OperatorRate, Profile
 from specsim.routing import Routing
 
 Array = NDArray[np.float64]
@@ -43,7 +43,13 @@ STAND_INS: dict[str, tuple[str, ...]] = {
 STAND_IN_FIXED, STAND_IN_BANDWIDTH = 0.6, 0.28
 # How far a published class is from what `specsim calibrate` finds on such a box: the same, over the shipped profiles of one GPU
 # that has both. A table's own residuals, which a published class states, know nothing of it.
-PUBLISHED_FIXED, PUBLISHED_BANDWIDTH = 0.31, 0.11
+PUBLISHED_FIXED, PUBLISHED_BANDWIDTH = 0.24, 0.085
+
+
+def priced_as(name: str, known: Collection[str]) -> str:
+    """The class itself; where a class by kernel (gemm_fp8_triton) was not measured, that class by whatever kernel (gemm_fp8)."""
+    general = name.rpartition("_")[0]
+    return general if name not in known and general in known else name
 
 
 def stand_in(name: str, known: Collection[str]) -> str:
@@ -111,13 +117,13 @@ class Machine:
         )
 
     def rate(self, name: str) -> Rate:
-        """The class, or its `stand_in`, less certain."""
-        found = self.rates.get(name) or self._standing_in.get(name)
+        """The class as it is `priced_as`, or its `stand_in`, less certain."""
+        found = self.rates.get(name) or self._standing_in.get(name) or self.rates.get(priced_as(name, self.rates))
         if found is None:
             other = self.rates[stand_in(name, self.rates)]
             rng = np.random.default_rng((self.seed, crc32(name.encode())))
             fixed, bandwidth = (_factor(rng, self.samples, s) for s in (STAND_IN_FIXED, STAND_IN_BANDWIDTH))
-            found = Rate(other.fixed_s * fixed, other.bytes_per_s * bandwidth, other.flops_per_s * bandwidth, "assumed")
+            found = replace(other.scaled(fixed, bandwidth), source="assumed")
             self._standing_in[name] = found
         return found
 
@@ -139,22 +145,40 @@ class Machine:
             self._nearest[key] = nearest_curve(self.curves, *key)
         return self._nearest[key]
 
-    def price(self, operator: Operator, moved: Array, flops: Array | None, n: int) -> tuple[Array, str]:
-        """(seconds of all calls of an operator, origin of the price); not of all-reduces. moved, flops: the bytes and flops of
-        all its calls, under a load of n axes."""
-        asked = operator.rate, operator.behind, operator.calls, moved, flops, n
+    def price(
+        self, operator: Operator, moved: Array, flops: Array | None, inner: Array | None, n: int
+    ) -> tuple[Array, str]:
+        """(seconds of all calls of an operator, origin of the price); not of all-reduces. moved, flops, inner: the bytes, flops
+        and inner widths of all its calls, under a load of n axes."""
+        apart = operator.kernels > operator.calls  # what one kernel walks another does not hide
+        asked = operator.rate, operator.behind, operator.calls, apart, moved, flops, inner, n
         return self.once(Machine._price, *asked) if moved.ndim == 0 else self._price(*asked)
 
     def _price(
-        self, name: str, behind: str, calls: float, moved: Array, flops: Array | None, n: int
+        self,
+        name: str,
+        behind: str,
+        calls: float,
+        apart: bool,
+        moved: Array,
+        flops: Array | None,
+        inner: Array | None,
+        n: int,
     ) -> tuple[Array, str]:
         rate = self.rate(name)
         moving = moved / lift(rate.bytes_per_s, n)
         computing = None if flops is None else flops / lift(rate.flops_per_s, n)
-        if behind:  # two streams share one memory: what the other's fixed time cannot hide is paid
-            hidden = calls * lift(self.rate(behind).fixed_s, n)
+        if behind:  # two streams share one memory: what the other's start cannot hide is paid
+            other = self.rate(behind)
+            hidden = calls * lift(other.fixed_s, n) + (
+                ZERO if inner is None or other.inner_s is None else inner * lift(other.inner_s, n)
+            )
             return np.maximum(operator_seconds(-hidden, moving, computing), 0.0), rate.source
-        return operator_seconds(calls * lift(rate.fixed_s, n), moving, computing), rate.source
+        start = calls * lift(rate.fixed_s, n)
+        walking = None if inner is None or rate.inner_s is None else inner * lift(rate.inner_s, n)
+        if walking is not None and apart:
+            start, walking = start + walking, None
+        return operator_seconds(start, moving, computing, walking), rate.source
 
 
 class Noted(dict[Key, Value]):
@@ -218,15 +242,17 @@ def build(profile: Profile, engine: Engine, *, samples: int = 0, seed: int = 0) 
         factor: Array = np.exp(deviation(group.source.reference, relative))
         return value * factor
 
-    rates = {
-        name: Rate(
-            fixed_s=positive(rate.fixed_us * 1e-6, rate, PUBLISHED_FIXED),
+    def priced(rate: OperatorRate) -> Rate:
+        start = positive(1.0, rate, PUBLISHED_FIXED)
+        return Rate(
+            fixed_s=rate.fixed_us * 1e-6 * start,
             bytes_per_s=positive(rate.bandwidth_gb_s * 1e9, rate, PUBLISHED_BANDWIDTH),
             flops_per_s=positive((rate.peak_tflops or profile.gpu.bf16_tflops * 0.7) * 1e12, rate, PUBLISHED_BANDWIDTH),
             source=rate.source.kind,
+            inner_s=rate.inner_ns * 1e-9 * start if rate.inner_ns else None,
         )
-        for name, rate in profile.operators.items()
-    }
+
+    rates = {name: priced(rate) for name, rate in profile.operators.items()}
     curves: dict[tuple[str, int, str], Curve] = {
         (c.implementation, c.ranks, c.mode): _curve(c, positive(1.0, c)) for c in profile.allreduce
     }

@@ -22,6 +22,12 @@ class Format:
     scale_bits: float = 0.0
 
     @property
+    def in_blocks(self) -> bool:
+        """FP8 with a 32-bit scale a block of the matrix, whose products have kernels of their own (MXFP8's groups of 32 along
+        a row, 8 bits each, have others)."""
+        return self.name == "fp8" and 0 < self.scale_bits < 8 / 32
+
+    @property
     def bytes(self) -> float:
         """Bytes per element, scales included."""
         return (self.bits + self.scale_bits) / 8
@@ -84,6 +90,7 @@ class Attention:
     index_dim: int = 0
     state_values: int = 0  # values of recurrent state a sequence and layer, all heads ("linear", "conv")
     shares_kv: bool = False  # reads another layer's cache and keeps none of its own (Gemma-3n and -4)
+    head_norms: bool = False  # queries and keys are normed head by head
     compress: int = 1
 
     @property
@@ -139,7 +146,7 @@ class Experts:
 class Layer:
     """One decoder layer: a mixer (attention or recurrent), then a dense feed-forward or experts; either may be absent.
 
-    `norms` counts normalisation kernels that the architecture demands (input, post-attention, q/k norms, ...), as an
+    `norms` counts normalisation kernels over a whole row that the architecture demands (input, post-attention, ...), as an
     engine with fused add-norm runs them. `kind` is the label shown to people, such as "mla+moe".
     """
 

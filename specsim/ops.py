@@ -93,6 +93,16 @@ class KeyTokens(Feature):
 
 
 @dataclass(frozen=True)
+class RowsAbove(Feature):
+    """1 where there are more rows than `limit`, else 0."""
+
+    limit: int
+
+    def of(self, load: Load) -> Array:
+        return np.asarray(load.rows > self.limit, dtype=np.float64)
+
+
+@dataclass(frozen=True)
 class QueryKeyPairs(Feature):
     """(query row, cache entry) pairs, over all sequences: the work of attention."""
 
@@ -147,7 +157,7 @@ def _added(a: Linear, b: Linear, scale: float = 1.0) -> dict[Feature, float]:
 
 @dataclass(frozen=True)
 class Operator:
-    """`calls` calls of one class in one pass. bytes and flops are totals over the calls; `kernels` too.
+    """`calls` calls of one class in one pass. bytes, flops and inner widths are totals over the calls; `kernels` too.
 
     `message` holds the bytes of ONE all-reduce call, and marks the operator as one.
     """
@@ -163,6 +173,8 @@ class Operator:
     behind: str = (
         ""  # class beside whose fixed time the calls run on a second stream: that much of their work is hidden
     )
+    # Width that each output sums over, walked by a tile from end to end; `behind`: of that class's calls.
+    inner: Linear = field(default_factory=dict)
 
     def __hash__(self) -> int:
         return hash((self.component, self.rate))
@@ -172,6 +184,7 @@ class Operator:
             self,
             calls=n * self.calls,
             kernels=n * self.kernels,
+            inner=_added({}, self.inner, n),
             bytes=_added({}, self.bytes, n),
             flops=_added({}, self.flops, n),
         )
@@ -181,22 +194,26 @@ class Operator:
             self,
             calls=self.calls + other.calls,
             kernels=self.kernels + other.kernels,
+            inner=_added(self.inner, other.inner),
             bytes=_added(self.bytes, other.bytes),
             flops=_added(self.flops, other.flops),
         )
 
 
 def merge(operators: Iterable[Operator]) -> tuple[Operator, ...]:
-    """Add up operators of one component and class, and all-reduces of one message size.
-
-    Exact while one limit rules; near the bend too where the operators have one ratio of flops to bytes, as projections do.
-    """
+    """Add up operators of one component and class, products of one size, and all-reduces of one message size."""
     merged: dict[tuple[Any, ...], Operator] = {}
     for operator in operators:
         message = tuple(sorted(operator.message.items(), key=repr)) if operator.message else None
-        key = (operator.component, operator.rate, message, operator.gather, operator.behind)
+        size = None if operator.behind or not operator.inner else _size(operator)
+        key = (operator.component, operator.rate, message, operator.gather, operator.behind, size)
         merged[key] = merged[key].plus(operator) if key in merged else operator
     return tuple(merged.values())
+
+
+def _size(o: Operator) -> tuple[Any, ...]:
+    """Inner width and bytes of one call, but for what many additions do to the last digits."""
+    return tuple((f, f"{x / o.calls:.9g}") for form in (o.inner, o.bytes) for f, x in form.items())
 
 
 def gemm(
@@ -208,10 +225,14 @@ def gemm(
     calls: int = 1,
     component: str = "gemm",
     rows: Feature = ROWS,
+    walked: Feature = ONE,
 ) -> Operator:
-    """rows x inputs times inputs x outputs: reads the weights once, reads and writes the rows as bf16."""
+    """rows x inputs times inputs x outputs: reads the weights once, reads and writes the rows as bf16. walked: whether its
+    kernel walks the inner width."""
     moved = {ONE: weight_bytes, rows: (inputs + outputs) * 2.0}
-    return Operator(component, rate, 1.0, 1.0, moved, {rows: 2.0 * inputs * outputs}).times(calls)
+    return Operator(component, rate, 1.0, 1.0, moved, {rows: 2.0 * inputs * outputs}, inner={walked: inputs}).times(
+        calls
+    )
 
 
 def small(rate: str, calls: float, width: float, *, kernels_each: float = 1.0, passes: float = 3.0) -> Operator:
@@ -219,13 +240,22 @@ def small(rate: str, calls: float, width: float, *, kernels_each: float = 1.0, p
     return Operator("small_kernels", rate, calls, calls * kernels_each, {ROWS: calls * passes * width * 2.0})
 
 
-def operator_seconds(fixed: Array, moving: Array, computing: Array | None = None) -> Array:
-    """THE cost equation: fixed + (moving^3 + computing^3)^(1/3). All in seconds; moving = bytes / bandwidth, computing =
-    flops / peak. The cubes follow the measured bend between the two limits; their maximum is too low there, the root of
-    squares and the sum too high (bf16 GEMMs of one H200, docs/model.md)."""
-    if computing is None:
+def operator_seconds(
+    fixed: Array, moving: Array, computing: Array | None = None, walking: Array | None = None
+) -> Array:
+    """THE cost equation: fixed + (moving^3 + computing^3 + walking^3)^(1/3). All in seconds; moving = bytes / bandwidth,
+    computing = flops / peak, walking = inner width x seconds a value: a tile of the output is summed from end to end of the
+    inner width, block after block, and a block takes a latency however little is read.
+
+    The cubes follow the measured bend between the limits; their maximum is too low there, the root of squares and the sum
+    too high (products of one H200, docs/model.md)."""
+    if computing is None and walking is None:
         return fixed + moving
-    work: Array = np.cbrt(moving * moving * moving + computing * computing * computing)
+    cubes = moving * moving * moving
+    for limit in (computing, walking):
+        if limit is not None:
+            cubes = cubes + limit * limit * limit
+    work: Array = np.cbrt(cubes)
     return fixed + work
 
 
@@ -240,6 +270,18 @@ class Rate:
     bytes_per_s: Array
     flops_per_s: Array
     source: str
+    inner_s: Array | None = None  # a value of inner width
+
+    def scaled(self, start: Array, bandwidth: Array, flops: Array | None = None) -> Rate:
+        """`start` times the fixed time, `bandwidth` times the bytes and (unless `flops` says otherwise) flops a second."""
+        fast = bandwidth if flops is None else flops
+        return Rate(
+            self.fixed_s * start,
+            self.bytes_per_s * bandwidth,
+            self.flops_per_s * fast,
+            self.source,
+            None if self.inner_s is None else self.inner_s * start,
+        )
 
 
 @dataclass(frozen=True)

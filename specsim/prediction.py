@@ -14,7 +14,7 @@ from specsim.acceptance import Acceptance, rate_for_length
 from specsim.cycle import evaluate
 from specsim.errors import InputError
 from specsim.forward import Cost
-from specsim.machine import Machine, stand_in
+from specsim.machine import Machine, priced_as, stand_in
 from specsim.machine import build as build_machine
 from specsim.memory import Memory, memory
 from specsim.pages import Shown
@@ -276,6 +276,6 @@ def _warnings(s: Scenario, classes: Iterable[str]) -> list[str]:
     out += [f"{s.profile.name}: {text}" for text in s.profile.caveats]
     known = s.profile.operators
     for name in classes:
-        if name not in known:
+        if priced_as(name, known) not in known:
             out.append(f"{s.profile.name} has no {name}: {stand_in(name, known)} stands in, with a wider interval")
     return out

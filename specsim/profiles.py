@@ -76,9 +76,11 @@ class Gpu(Group):
 
 
 class OperatorRate(Group):
-    """Cost of one operator class, for specsim.ops.operator_seconds."""
+    """Cost of one operator class, for specsim.ops.operator_seconds; `inner_ns` is what each value of inner width adds to
+    the fixed time."""
 
     fixed_us: NonNegative
+    inner_ns: NonNegative = 0.0
     bandwidth_gb_s: Positive
     peak_tflops: Positive | None = None
 

@@ -17,7 +17,7 @@ from specsim.configs import Preset, list_presets
 from specsim.cycle import evaluate
 from specsim.forward import build
 from specsim.machine import build as build_machine
-from specsim.machine import nearest_curve, stand_in
+from specsim.machine import nearest_curve, priced_as, stand_in
 from specsim.models import Model
 from specsim.profiles import AllReduceCurve, Group, Profile
 from specsim.scenarios import Scenario
@@ -37,7 +37,7 @@ def sources_of(s: Scenario, *, prefills: bool = False) -> list[Source]:
         read |= {"prefill_host", *_preferred(s)}
     box = s.profile
     found = [_group(f"{box.name}: {box.gpu.name}", box.gpu)]
-    for name in _classes(s):
+    for name in dict.fromkeys(priced_as(name, box.operators) for name in _classes(s)):
         if name in box.operators:
             found.append(_group(f"{box.name}: {name}", box.operators[name]))
         else:

@@ -102,6 +102,11 @@ class Scenario:
             compute_capability=self.profile.gpu.compute_capability,
         )
 
+    @cached_property
+    def block_products(self) -> str:
+        """See `Engine.block_products`."""
+        return self.engine.block_products(self.options, self.profile.gpu.compute_capability)
+
     def tree_block(self, phase: str) -> int:
         """Tokens in a block of the second attention call of a draft step or verify over a tree; 0: there is none."""
         tree = self.topk > 1 or (self.method == "ngram" and bool(self.engine.policy.get("ngram_tree")))

@@ -62,7 +62,7 @@ def peaks() -> list[dict[str, Any]]:
 
 def test_fit_recovers_the_parameters_it_was_given() -> None:
     """18 points of the cost equation at 4.5 us, 4 TB/s and 700 T with 1 % noise and one point twice too slow."""
-    seconds, nbytes, flops = calibrate.points(gemms(), "gemm_bf16")
+    seconds, nbytes, flops, _ = calibrate.points(gemms(), "gemm_bf16")
     noisy = seconds * np.random.default_rng(1).normal(1.0, 0.01, len(seconds))
     noisy[7] *= 2.0
     found = fit(noisy, nbytes, flops, bandwidth=1e12, peak=1e14)
@@ -336,3 +336,39 @@ def test_the_older_kernel_stands_in_for_the_newer_one() -> None:
     stand_in = next(c for c in joined.allreduce if c.implementation == "custom")
     assert stand_in.latency_us == [4.0]
     assert "stands in" in stand_in.note
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_what_walking_takes_comes_back(apart: bool) -> None:
+    """Products of four inner widths whose samples were made with 2 ns a value, inside the root or beside the fixed time; where
+    nothing is walked, nothing is found."""
+    inner = np.tile([512.0, 2048.0, 4096.0, 7168.0], 6)
+    nbytes = np.repeat([1e6, 4e6, 1e7, 4e7, 1e8, 3e8], 4)
+    noise = np.exp(np.random.default_rng(1).normal(0, 0.01, len(inner)))
+    none = np.zeros_like(inner)
+    walk = 2e-9 * inner
+    start = FIXED + (walk if apart else none)
+    seconds = noise * operator_seconds(start, nbytes / BANDWIDTH, none, none if apart else walk)
+    found = fit(seconds, nbytes, none, bandwidth=1e12, peak=None, inner=inner, apart=apart, fastest=5e12)
+    assert found.inner_s == pytest.approx(2e-9, rel=0.05)
+    assert found.bytes_per_s == pytest.approx(BANDWIDTH, rel=0.05)
+    assert found.scatter < 0.02
+    flat = noise * operator_seconds(np.asarray(FIXED), nbytes / BANDWIDTH)
+    assert fit(flat, nbytes, none, bandwidth=1e12, peak=None, inner=inner, apart=apart).inner_s == 0.0
+
+
+def test_a_peak_is_told_only_where_it_limits() -> None:
+    """A small excess at the largest samples is no compute limit: the peak is held, and says so."""
+    nbytes = np.array([1e6, 4e6, 1e7, 4e7, 1e8, 3e8, 5e8, 6e8])
+    flops = nbytes * PEAK / BANDWIDTH / 3  # a third of what would balance
+    seconds = operator_seconds(np.asarray(FIXED), nbytes / BANDWIDTH, flops / PEAK)
+    found = fit(seconds, nbytes, flops, bandwidth=1e12, peak=5e14)
+    assert found.flops_per_s is None
+    assert "peak" in found.held
+
+
+def test_the_spread_holds_what_it_says() -> None:
+    """Four residuals in five lie within 1.28 spreads, however long the tail."""
+    residuals = np.concatenate([np.full(8, 0.02), np.full(2, 0.4)])
+    found = calibrate.Fit(FIXED, BANDWIDTH, PEAK, 0.0, 0.0, residuals)
+    assert np.mean(np.abs(residuals) <= 1.2816 * found.scatter + 1e-12) == pytest.approx(0.8)

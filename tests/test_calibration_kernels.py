@@ -16,7 +16,7 @@ if importlib.util.find_spec("torch") is None:
     pytest.skip("PyTorch is not installed (pip install 'specsim[calibrate]')", allow_module_level=True)
 
 import torch
-from specsim.calibration import attention, between, deepgemm, gemm, marlin, moe, small
+from specsim.calibration import attention, between, blockwise, deepgemm, gemm, marlin, moe, small
 from specsim.calibration.context import Context, Measurement
 from specsim.calibration.session import Plan, stages
 
@@ -413,6 +413,7 @@ def test_every_case_is_of_a_class_that_can_be_left_out(
     """As on a GPU with every kind there, so that names are checked before any process starts."""
     monkeypatch.setattr(moe, "_sglang_here", lambda: True)
     monkeypatch.setattr(moe.deepgemm, "here", lambda: True)
+    monkeypatch.setattr(blockwise, "_triton_here", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     module = importlib.import_module(f"specsim.calibration.{name}")

@@ -17,7 +17,8 @@ from specsim.forward import Network, Parallel, Pass, build, cost, slice_of, weig
 from specsim.machine import Machine
 from specsim.machine import build as build_machine
 from specsim.models import Projection
-from specsim.ops import DistinctExperts, Load, Operator, gemm, merge
+from specsim.ops import DistinctExperts, Load, Operator, RowsAbove, gemm, merge
+from specsim.profiles import OperatorRate
 from specsim.quantities import Quantity, decimals, quantiles
 
 QUIET = replace(quiet(), kernels={})
@@ -204,11 +205,50 @@ def test_a_machine_that_priced_travels_to_another_process() -> None:
 
 
 def test_merging_operators_changes_nothing() -> None:
-    machine = build_machine(profile(), QUIET)
-    operators = [gemm(100, 200, 4e4, "gemm_bf16"), gemm(300, 50, 3e4, "gemm_bf16"), gemm(10, 10, 200, "gemm_bf16")]
-    apart = sum(seconds(machine, o, load(3)) for o in operators)
-    (together,) = merge(operators)
-    assert seconds(machine, together, load(3)) == pytest.approx(apart)
+    """Not even where one product streams, another computes and a third walks: those of one size are added up, no others."""
+    box = profile(operators={**profile().operators, "gemm_bf16": walking(rate(1, 1000, 50), 2.0)})
+    machine = build_machine(box, QUIET)
+    products = [(100, 20_000, 4e6), (8000, 50, 8e5), (10, 10, 200), (8000, 50, 8e5)]
+    operators = [gemm(k, n, size, "gemm_bf16") for k, n, size in products]
+    together = merge(operators)
+    assert len(together) == 3
+    for rows in (1, 300):
+        apart = sum(seconds(machine, o, load(rows)) for o in operators)
+        assert sum(seconds(machine, o, load(rows)) for o in together) == pytest.approx(apart, rel=1e-12)
+
+
+def walking(r: OperatorRate, inner_ns: float) -> OperatorRate:
+    return r.model_copy(update={"inner_ns": inner_ns})
+
+
+def test_a_product_walks_its_inner_width_by_hand() -> None:
+    """4000 x 10 at 2 ns a value: 8 us of walking, 80e3 bytes at 1e12 B/s are nothing beside them, plus 10 us fixed."""
+    box = profile(operators={**profile().operators, "gemm_bf16": walking(rate(10, 1000, 1000), 2.0)})
+    machine = build_machine(box, QUIET)
+    assert seconds(machine, gemm(4000, 10, 8e4, "gemm_bf16"), load()) == pytest.approx(18e-6, rel=1e-4)
+
+
+def test_experts_add_what_they_walk() -> None:
+    """3 ns a value over hidden + intermediate, beside the fixed time: each layer's experts are dearer by exactly that."""
+    model, here = moe(), profile()
+    e = next(layer.experts for layer, _ in model.layers if layer.experts is not None)
+    layers = sum(n for layer, n in model.layers if layer.experts is not None)
+    slow = walking(here.operators[f"moe_{e.format.name}"], 3.0)
+    there = profile(operators={**here.operators, f"moe_{e.format.name}": slow})
+    p = build(model, Parallel(), QUIET, True)
+    one, other = (cost(p, load(), build_machine(box, QUIET), QUIET, NO_NETWORK, graph=True) for box in (here, there))
+    more = other.seconds["experts"] - one.seconds["experts"]
+    assert more == pytest.approx(layers * 3e-9 * (e.inputs + e.intermediate), rel=1e-9)
+
+
+def test_a_product_whose_kernel_splits_the_inner_width_walks_nothing() -> None:
+    """Up to the rows that the engine has such a kernel for."""
+    operator = gemm(4000, 10, 8e4, "gemm_bf16", walked=RowsAbove(16))
+    box = profile(operators={**profile().operators, "gemm_bf16": walking(rate(10, 1000, 1000), 2.0)})
+    machine = build_machine(box, QUIET)
+    few, many = (seconds(machine, operator, load(rows)) for rows in (16, 17))
+    assert few == pytest.approx(10e-6, rel=0.05)
+    assert many == pytest.approx(18e-6, rel=0.01)
 
 
 def test_kv_heads_are_repeated_when_ranks_outnumber_them() -> None:

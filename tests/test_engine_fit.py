@@ -25,7 +25,7 @@ from specsim.profiles import dump_profile, load_profile, parse_profile
 from specsim.replay import load
 
 ROOT = Path(__file__).parents[1]
-TRUE = {"row_layer_us": 0.09, "verify_layer_us": 7.0, "draft_step_us": 19.0, "allreduce_skew_us": 3.5, "cycle_host_us": 340.0,
+TRUE = {"row_layer_us": 0.09, "verify_layer_us": 7.0, "draft_step_us": 9.0, "allreduce_skew_us": 3.5, "cycle_host_us": 340.0,
         "cycle_cpu_us": 6500.0, "eager_factor": 5.0}  # fmt: skip
 
 

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specsim.asked import scenario
+from specsim.configs import load_model
 from specsim.engines import METHODS, NO_LIMIT, load_engine, read_flags
 from specsim.errors import InputError
+from specsim.forward import Parallel
+from specsim.forward import build as build_pass
+from specsim.models import BF16
 from specsim.names import ENGINES, PHASES
+from specsim.ops import ONE, RowsAbove
 from specsim.prediction import machine_of
 from specsim.profiles import EngineTerms
 from specsim.scenarios import build
@@ -359,3 +367,63 @@ def test_flag_lists(name: str) -> None:
     flags = read_flags(name)
     assert all(flag.startswith("-") and "_" not in flag for flag in flags)
     assert set(flags.values()) <= {"switch", "value", "list", "optional"}
+
+
+class TestProductsOfFp8:
+    """SGLang on a Hopper multiplies fp8 weights in blocks by DeepGEMM unless told otherwise, and quantises the inputs first."""
+
+    def kernels(self, **options: object) -> str:
+        return scenario("DeepSeek-V3", hardware="8x-h200", **options).block_products
+
+    def test_the_kernel_follows_gpu_flag_and_variable(self) -> None:
+        assert self.kernels() == "deepgemm"
+        assert self.kernels(env={"SGLANG_ENABLE_JIT_DEEPGEMM": "0"}) == "triton"
+        assert self.kernels(fp8_gemm_backend="triton") == "triton"
+        line = "python -m sglang.launch_server --model-path deepseek-ai/DeepSeek-V3 --tp 8"
+        for text in (f"SGLANG_ENABLE_JIT_DEEPGEMM=0 {line}", f"{line} --fp8-gemm-backend triton"):
+            assert scenario(sglang_args=text, hardware="8x-h200").block_products == "triton"
+        assert self.kernels(engine="vllm") == ""
+        assert load_engine("sglang").block_products({}, "12.0") == "triton"
+
+    def test_a_profile_without_the_kernel_prices_the_class(self) -> None:
+        s = build(model="DeepSeek-V3", hardware="8x-h100")
+        machine = machine_of(s)
+        assert "gemm_fp8_deepgemm" not in machine.rates
+        assert machine.rate("gemm_fp8_deepgemm") is machine.rates["gemm_fp8"]
+
+    def test_each_fp8_projection_quantises_its_inputs(self) -> None:
+        """One kernel more for each of a layer's projections than the same model in bf16 has, whose head stays bf16."""
+        fp8 = load_model("DeepSeek-V3")
+        layer, n = next((layer, n) for layer, n in fp8.layers if layer.experts is None)
+        eight = [p for p in (*layer.mixer, *layer.ffn) if p.format.name == "fp8"]
+        plain = replace(layer, **{
+            part: tuple(replace(p, format=BF16) for p in getattr(layer, part)) for part in ("mixer", "ffn")
+        })  # fmt: skip
+        engine = load_engine("sglang")
+        one, other = (
+            build_pass(replace(fp8, layers=((some, n),)), Parallel(), engine, graph=True).kernels
+            for some in (layer, plain)
+        )
+        assert eight
+        assert one - other == n * sum(p.count for p in eight)
+
+
+def test_heads_are_normed_in_one_kernel() -> None:
+    """Qwen3-8B has Llama-3.1-8B's two norms a layer and one small kernel more, not two norms more."""
+    engine = load_engine("sglang")
+    counts = {}
+    for name in ("Qwen3-8B", "Llama-3.1-8B"):
+        model = load_model(name)
+        p = build_pass(replace(model, layers=((model.layers[0][0], 1),)), Parallel(), engine, graph=True)
+        counts[name] = {o.rate: o.calls for o in p.operators if o.component == "small_kernels"}
+    assert counts["Qwen3-8B"]["norm"] == counts["Llama-3.1-8B"]["norm"]
+    assert counts["Qwen3-8B"]["tiny"] == counts["Llama-3.1-8B"]["tiny"] + 1
+
+
+def test_the_router_of_latent_attention_splits_its_inner_width() -> None:
+    """Kimi-K2.5's router (7168 x 384) and joint down-projection (7168 x 2112) up to 16 rows; Qwen3's router walks always."""
+    features = {
+        name: {f for o in build_pass(load_model(name), Parallel(), load_engine("sglang"), graph=True).operators for f in o.inner}
+        for name in ("Kimi-K2.5", "Qwen3-30B-A3B")
+    }  # fmt: skip
+    assert features == {"Kimi-K2.5": {ONE, RowsAbove(16)}, "Qwen3-30B-A3B": {ONE}}

@@ -26,6 +26,12 @@ from specsim.prediction import predict
 from specsim.profiles import OperatorRate, list_profiles, load_profile
 
 FOUND = ("measured", "fitted", "published")
+INNER = 4096  # a usual inner width
+
+
+def start_us(rate: OperatorRate) -> float:
+    """What a call takes besides its bytes and flops: part of it may grow with the inner width."""
+    return rate.fixed_us + INNER * rate.inner_ns / 1e3
 
 
 def test_the_spread_is_that_of_the_shipped_profiles() -> None:
@@ -35,9 +41,10 @@ def test_the_spread_is_that_of_the_shipped_profiles() -> None:
     for name in list_profiles():
         found = {n: r for n, r in load_profile(name).operators.items() if r.source.kind in FOUND}
         for wanted, rate in found.items():
-            if wanted.split("_")[0] in STAND_INS and wanted != "gemm_bf16":
+            general = wanted.rpartition("_")[0]  # a class by kernel is priced as the class, for which another stands in
+            if wanted.split("_")[0] in STAND_INS and wanted != "gemm_bf16" and general not in found:
                 other: OperatorRate = found[stand_in(wanted, found)]
-                fixed[rate.fixed_us, other.fixed_us] = log(rate.fixed_us / other.fixed_us)
+                fixed[start_us(rate), start_us(other)] = log(start_us(rate) / start_us(other))
                 pair = rate.bandwidth_gb_s, other.bandwidth_gb_s
                 bandwidth[pair] = log(pair[0] / pair[1])
     assert len(fixed) > 20
@@ -52,7 +59,7 @@ def test_published_classes_are_as_uncertain_as_they_were_wrong() -> None:
     both = [n for n, r in tables.operators.items() if r.source.kind == "published"
             and ours.operators[n].source.kind in ("measured", "fitted")]  # fmt: skip
     assert len(both) >= 7
-    off = [(log(tables.operators[n].fixed_us / ours.operators[n].fixed_us),
+    off = [(log(start_us(tables.operators[n]) / start_us(ours.operators[n])),
             log(tables.operators[n].bandwidth_gb_s / ours.operators[n].bandwidth_gb_s)) for n in both]  # fmt: skip
     fixed, bandwidth = np.sqrt(np.mean(np.square(off), axis=0))
     assert (fixed, bandwidth) == (
