@@ -454,7 +454,7 @@ def _operators(
 ) -> tuple[dict[str, OperatorRate], list[str]]:
     operators = {
         name: OperatorRate(
-            fixed_us=_digits(f.fixed_s * 1e6, 4),
+            fixed_us=_digits(f.fixed_s * 1e6, 4) if f.fixed_s > 1e-9 else 0.0,
             inner_ns=_digits(f.inner_s * 1e9, 3),
             bandwidth_gb_s=_digits(f.bytes_per_s / 1e9, 4),
             peak_tflops=_digits(f.flops_per_s / 1e12, 4) if f.flops_per_s else None,

@@ -115,7 +115,7 @@ def curves_chart(rows: list[dict[str, Any]]) -> Chart:
 def operators_chart(document: Document) -> Chart:
     """Fixed time of the operator classes; bandwidth is in the table."""
     rows = [
-        {"name": name, "fixed_us": o["fixed_us"], "bandwidth_gb_s": o["bandwidth_gb_s"], "peak_tflops": o.get("peak_tflops"),
+        {"name": name, "fixed_us": o["fixed_us"], "inner_ns": o.get("inner_ns") or None, "bandwidth_gb_s": o["bandwidth_gb_s"], "peak_tflops": o.get("peak_tflops"),
          "uncertainty": o["relative_uncertainty"], "kind": o["source"]["kind"], "low": o["fixed_us"] * (1 - min(o["relative_uncertainty"], 1)),
          "high": o["fixed_us"] * (1 + o["relative_uncertainty"])}
         for name, o in document["operators"].items()
@@ -130,7 +130,7 @@ def operators_chart(document: Document) -> Chart:
         {"mark": {"type": "rule", "strokeWidth": 1.5}, "encoding": {"y": y, "x": {"field": "low", "type": "quantitative"}, "x2": {"field": "high"}}},
     ]  # fmt: skip
     spec = spec_of(rows, about, layers, height=max(60, 22 * len(rows)))
-    columns = {"name": "operator class", "fixed_us": "fixed, us", "bandwidth_gb_s": "GB/s", "peak_tflops": "TFLOPS", "uncertainty": "+-", "kind": "source"}  # fmt: skip
+    columns = {"name": "operator class", "fixed_us": "fixed, us", "inner_ns": "inner, ns a value", "bandwidth_gb_s": "GB/s", "peak_tflops": "TFLOPS", "uncertainty": "+-", "kind": "source"}  # fmt: skip
     return Chart("operators", "Operator classes", about, spec, table_of(rows, columns))
 
 

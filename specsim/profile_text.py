@@ -20,10 +20,10 @@ def page(profile: Profile) -> Page:
     yield Line(f"{', '.join(facts)} ({references.mark(g)})")
     yield Line()
     rates = [
-        (name, f"{r.fixed_us:g}", f"{r.bandwidth_gb_s:g}", f"{r.peak_tflops:g}" if r.peak_tflops else "", *references.cells(r))
+        (name, f"{r.fixed_us:g}", f"{r.inner_ns:g}" if r.inner_ns else "", f"{r.bandwidth_gb_s:g}", f"{r.peak_tflops:g}" if r.peak_tflops else "", *references.cells(r))
         for name, r in profile.operators.items()
     ]  # fmt: skip
-    yield grid(("operator class", ">fixed us", ">GB/s", ">TFLOPS", ">+-", "source"), rates)
+    yield grid(("operator class", ">fixed us", ">inner ns", ">GB/s", ">TFLOPS", ">+-", "source"), rates)
     if profile.allreduce:
         curves = []
         for c in profile.allreduce:
