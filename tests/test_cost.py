@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from specsim.cycle import evaluate, target_pass
 from specsim.engines import Term, load_engine
-from specsim.forward import Network, Parallel, Pass, build, cost, slice_of, weight_bytes
+from specsim.forward import Network, Parallel, Pass, allreduce_seconds, build, cost, slice_of, weight_bytes
 from specsim.machine import Machine
 from specsim.machine import build as build_machine
 from specsim.models import Projection
@@ -195,6 +195,15 @@ def test_samples_lead_and_start_with_the_profile_itself() -> None:
     assert many.shape[0] == 51
     assert many.reshape(-1)[0] == pytest.approx(float(evaluate(s, plain).cycle_s))
     assert np.ptp(many) > 0
+
+
+def test_an_all_reduce_of_one_message_whatever_kind_of_number_it_is() -> None:
+    """Prices are looked up by number; an array without axes is one, too."""
+    s, machine = scenario(moe(), tp=8), build_machine(profile(), QUIET, samples=5)
+    found = [allreduce_seconds(size, machine, QUIET, s.network, graph=True)[0] for size in (np.float64(1e4), np.asarray(1e4), np.full(1, 1e4))]  # fmt: skip
+    assert found[0].shape == found[1].shape == (6,)
+    assert np.array_equal(found[0], found[1])
+    assert np.array_equal(found[0], found[2].reshape(-1))
 
 
 def test_a_machine_that_priced_travels_to_another_process() -> None:
