@@ -53,7 +53,7 @@ WRONG = {
     "hardware": "one of diff, import, list, show",
     "predict --bach 3": "no option '--bach'; did you mean",
     "predict --batch": "requires an argument",
-    "predict --batch x": "'x' is not a whole number; for example 2048 or 8k",
+    "predict --batch x": "'x' is not a whole number; for example 4",
     "predict --batch 1,2k": "--batch: '1,2k' is several values where one is needed; specsim sweep takes them",
     "predict --accept-rate 0.5:0.9:0.1": "--accept-rate: '0.5:0.9:0.1' is several values where one is needed; specsim sweep",
     "predict --batch 1.5": "'1.5' is not a whole number",

@@ -245,7 +245,7 @@ def test_a_launch_line_is_read_and_bad_input_is_one_line(new_page, address):
     page.locator("#error", has_text="drop its config.json on the page").wait_for()
     page.locator("#line").fill("")
     page.locator("#batch-number").fill("8x")
-    page.locator("#error", has_text="“Batch”: '8x' is not a whole number; for example 2048 or 8k").wait_for()
+    page.locator("#error", has_text="“Batch”: '8x' is not a whole number; for example 4").wait_for()
     assert page.locator("#error").get_attribute("role") == "alert"
     page.locator("#batch-number").fill("8k")
     page.locator("#headline", has_text="batch 8192").wait_for()

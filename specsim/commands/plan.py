@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from specsim.commands.common import Meter, OutFile, draw, json_option, note, plot_option, print_result, show
-from specsim.commands.scenario import COUNT, FILE, Known, says, scenario_options
+from specsim.commands.scenario import COUNT, FILE, TOKENS, Known, says, scenario_options
 
 LISTS = ("hardware", "tp", "ep", "draft_tokens")
 FIXED = ("batch", "context", "num_steps", "topk")  # what the load and the plan set
@@ -35,9 +35,9 @@ def lists_of_some(command: Callable[..., Any]) -> Callable[..., Any]:
 )
 @lists_of_some
 @click.option("--rate", type=float, metavar="R", help="Requests a second, over all replicas.")
-@click.option("--input-tokens", type=COUNT, metavar="TOKENS", help=f"Mean prompt tokens; default {INPUT:,}.")
+@click.option("--input-tokens", type=TOKENS, metavar="TOKENS", help=f"Mean prompt tokens; default {INPUT:,}.")
 @click.option(
-    "--output-tokens", type=COUNT, metavar="TOKENS", help=f"Mean tokens a request generates; default {OUTPUT:,}."
+    "--output-tokens", type=TOKENS, metavar="TOKENS", help=f"Mean tokens a request generates; default {OUTPUT:,}."
 )
 @click.option(
     "--trace", type=FILE, metavar="FILE", help="Take lengths, and the rate of the busiest minute, from a trace."

@@ -19,9 +19,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Count(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    """A whole number, "8k" meaning 8 x 1024."""
+    """A whole number, "8k" meaning 8 x 1024. examples: what a wrong word is answered with."""
 
     name = "count"
+
+    def __init__(self, *examples: str) -> None:
+        self.examples = examples
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if isinstance(value, int):
@@ -31,7 +34,8 @@ class Count(click.ParamType):  # type: ignore[type-arg,unused-ignore]
         try:
             return int(text[:-1] if factor > 1 else text) * factor
         except ValueError:
-            self.fail(_several(value) or f"{value!r} is not a whole number; for example 2048 or 8k", param, ctx)
+            mend = f"for example {' or '.join(self.examples)}"
+            self.fail(_several(value) or f"{value!r} is not a whole number; {mend}", param, ctx)
 
 
 class Number(click.types.FloatParamType):
@@ -143,7 +147,7 @@ def option(*flags: str, **settings: Any) -> Callable[[F], F]:
     return click.option(*flags, cls=ScenarioOption, **settings)
 
 
-COUNT = Count()
+COUNT, TOKENS = Count("4"), Count("2048", "8k")
 OPTIONS = [
     option("--model", type=MODEL, metavar="NAME|DIR|FILE", help="Target: a preset (specsim models list) or a config.json; default Kimi-K2.5."),
     option("--draft", type=MODEL, metavar="NAME|DIR|FILE", help="Draft model; default the target's public draft."),
@@ -153,7 +157,7 @@ OPTIONS = [
     option("--ep", type=COUNT, metavar="GROUPS", help="Expert-parallel groups; default 1."),
     option("--dp-attention", type=DpAttention(), metavar="GROUPS|on", help="Groups of data-parallel attention; on: one a rank; default 1."),
     option("--batch", type=COUNT, metavar="SEQUENCES", help="Sequences decoded together; default 1."),
-    option("--context", type=COUNT, metavar="TOKENS", help="Cached tokens of each sequence; default 2048 (8k is 8 x 1024)."),
+    option("--context", type=TOKENS, metavar="TOKENS", help="Cached tokens of each sequence; default 2048 (8k is 8 x 1024)."),
     option("--method", type=Known(lambda: known.METHODS), metavar="METHOD", help="eagle3, eagle, mtp, draft-model, dflash, dspark, ngram or none; default the draft's own."),
     option("--draft-tokens", type=COUNT, metavar="ROWS", help="Rows a sequence verifies each cycle, root included; default 3."),
     option("--num-steps", type=COUNT, metavar="STEPS", help="Depth of drafting; default draft tokens - 1, a chain."),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specsim.commands.common import Meter, OutFile, cluster_of, draw, json_option, note, plot_option, print_result, show
-from specsim.commands.scenario import COUNT, FILE, Rates, Several, says, scenario_options
+from specsim.commands.scenario import COUNT, FILE, TOKENS, Rates, Several, says, scenario_options
 
 if TYPE_CHECKING:
     from specsim.metrics import Metrics
@@ -49,8 +49,8 @@ REQUESTS, INPUT, OUTPUT = 1000, 1024, 256  # as specsim.simulated has them
 )
 @click.option("--speed", type=float, metavar="X", help="Play the trace X times as fast; default 1.")
 @click.option("--spread", type=float, metavar="S", help="The trace's times are multiples of S seconds: spread them.")
-@click.option("--input-tokens", type=COUNT, metavar="TOKENS", help=f"Prompt tokens of a request; default {INPUT:,}.")
-@click.option("--output-tokens", type=COUNT, metavar="TOKENS", help=f"Tokens a request generates; default {OUTPUT:,}.")
+@click.option("--input-tokens", type=TOKENS, metavar="TOKENS", help=f"Prompt tokens of a request; default {INPUT:,}.")
+@click.option("--output-tokens", type=TOKENS, metavar="TOKENS", help=f"Tokens a request generates; default {OUTPUT:,}.")
 @click.option(
     "--range-ratio", type=float, metavar="F", help="Draw lengths from F x tokens to tokens; default 1, all alike."
 )
@@ -85,7 +85,7 @@ REQUESTS, INPUT, OUTPUT = 1000, 1024, 256  # as specsim.simulated has them
     "--policy", type=FILE, metavar="FILE", help="Draft lengths by batch, as specsim plan --policy wrote them."
 )
 @click.option(
-    "--chunk-tokens", type=COUNT, metavar="TOKENS", help="Tokens of a prefill step at most; default the engine's."
+    "--chunk-tokens", type=TOKENS, metavar="TOKENS", help="Tokens of a prefill step at most; default the engine's."
 )
 @click.option("--no-overlap", is_flag=True, help="Decide each step after the one before, not during it.")
 @click.option("--ttft-ms", type=float, metavar="MS", help="Goodput target: time to first token.")
