@@ -68,6 +68,11 @@ class Defaults:
             return [option] if value else []
         return [word for each in (value if isinstance(value, list) else [value]) for word in (option, str(each))]
 
+    def _names(self, option: str) -> list[str]:
+        """The value of an option, each of a list by itself."""
+        value = self._value(option)
+        return [word for each in (value if isinstance(value, list) else [value]) for word in str(each).split(",")]
+
     def _value(self, option: str) -> Any:
         """The value of an option, which a command that has commands keeps one level down."""
         name = option[2:].replace("-", "_")
@@ -84,6 +89,9 @@ class Defaults:
         key = self.keys.get(error.where)
         if key:
             return str(InputError(error.what, where=f"{self.path}, key {key}", mend=error.mend))
+        for option, key in self.keys.items():
+            if any(_is_of(error, word) for word in self._names(option)):
+                return f"{self.path}, key {key}: {error}"
         said = f" ({self.path} gives {', '.join(self.keys)})" if self.keys and error.where.startswith("--") else ""
         return f"{error}{said}"
 
@@ -130,6 +138,8 @@ def read(
     for key, value in sections.items():
         if key.replace("-", "_") in options and not isinstance(value, dict):  # there is a command hardware, too
             raise InputError("is an option", where=f"{path}, key {key}", mend=f"write it below {SCENARIO}:")
+        if key not in known and not isinstance(value, dict):
+            raise _misplaced(key, f"{path}, key {key}", {SCENARIO: options, name: _options(command)})
         if key not in known:
             raise InputError("is no command", where=f"{path}, key {key}", mend=did_you_mean(key, known))
         if not isinstance(value, dict):
@@ -140,6 +150,27 @@ def read(
     for section in (SCENARIO, name):  # the command's own keys come last: they win
         reader.take(command, section, sections.get(section, {}), reader.values)
     return Defaults(path, reader.values, reader.keys)
+
+
+def _is_of(error: InputError, word: str) -> bool:
+    """Whether an error that names no option is of this name, file or folder."""
+    if error.where:
+        return error.where == word or error.where.startswith((f"{word}/", f"{word}, "))
+    return repr(word) in error.what
+
+
+def _misplaced(key: str, where: str, sections: Mapping[str, Iterable[str]]) -> InputError:
+    """The error of an option that stands beside the sections, by its own name or nearly so. sections: the options of each."""
+    from difflib import get_close_matches
+
+    name = key.replace("-", "_")
+    for section, options in sections.items():
+        if near := get_close_matches(name, list(options), n=1, cutoff=1.0 if name in options else 0.6):
+            meant = "" if near[0] == name else f"did you mean {near[0].replace('_', '-')!r}? "
+            return InputError("is no command", where=where, mend=f"{meant}this option goes below {section}:")
+    return InputError(
+        "is no command", where=where, mend=f"options go below {SCENARIO}:, or below the command that takes them"
+    )
 
 
 class _Reader:

@@ -11,8 +11,12 @@ import pytest
 
 from specsim import team
 from specsim.cli import main
+from specsim.commands.scenario import Count, ScenarioOption, scenario_options
 
 Run = Callable[..., tuple[int, str, str]]
+
+
+SCENARIO_OPTIONS: list[ScenarioOption] = scenario_options(lambda: None).__click_params__  # type: ignore[attr-defined]
 
 
 @pytest.fixture
@@ -97,6 +101,55 @@ def test_a_bad_file_is_one_line_with_file_and_key(run: Run, file: str, said: str
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert said in err
     assert run("predict", "--help")[0] == 0, "help is always to be had"
+
+
+@pytest.mark.parametrize("key", [str(o.name).replace("_", "-") for o in SCENARIO_OPTIONS if o.name not in team.LAUNCH])
+def test_whatever_option_is_wrong_in_the_file_is_told_with_file_and_key(run: Run, key: str) -> None:
+    """Names, numbers and paths alike, and whichever part of specsim finds them wrong."""
+    for word in ("nosuch", "no/such.yaml"):
+        Path("specsim.yaml").write_text(f"scenario: {{{key}: {word}}}")
+        code, out, err = run("predict")
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert err.startswith(f"error: specsim.yaml, key scenario.{key}: ")
+        assert word in err
+
+
+def test_a_fault_inside_a_file_that_the_file_of_defaults_names(run: Run) -> None:
+    Path("mine").mkdir()
+    Path("mine/config.json").write_text("[]")
+    Path("specsim.yaml").write_text("scenario: {model: mine}")
+    assert run("predict")[2].startswith("error: specsim.yaml, key scenario.model: mine/config.json: is a list")
+
+
+@pytest.mark.parametrize("key", [str(o.name).replace("_", "-") for o in SCENARIO_OPTIONS])
+def test_an_option_beside_the_sections_is_told_where_it_goes(run: Run, key: str) -> None:
+    """Written right, and with its last letter missing where that leaves a word."""
+    for name in (key, key[:-1] if len(key) > 3 else key):
+        Path("specsim.yaml").write_text(f"{name}: 8")
+        code, _, err = run("predict")
+        assert (code, err.count("\n")) == (2, 1)
+        assert err.startswith(f"error: specsim.yaml, key {name}: ")
+        assert err.endswith("below scenario:\n")
+
+
+def test_an_option_of_a_command_beside_the_sections(run: Run) -> None:
+    Path("specsim.yaml").write_text("explain: true")
+    assert run("predict")[2].endswith("this option goes below predict:\n")
+    Path("specsim.yaml").write_text("ttft-ms: 500")
+    assert "options go below scenario:, or below the command that takes them" in run("predict")[2]
+
+
+@pytest.mark.parametrize("option", [o for o in SCENARIO_OPTIONS if isinstance(o.type, Count)], ids=lambda o: o.name)
+def test_a_wrong_count_is_answered_with_one_that_the_option_takes(run: Run, option: ScenarioOption) -> None:
+    flag, examples = option.opts[0], option.type.examples  # type: ignore[attr-defined]
+    assert (
+        f"{flag}: 'three' is not a whole number; for example {' or '.join(examples)}\n"
+        in run("predict", flag, "three")[2]
+    )
+    tree = ("--num-steps", "3", "--draft-tokens", "8") if option.name == "topk" else ()
+    for example in examples:
+        assert run("predict", flag, example, *tree)[0] == 0
+        assert example.isdecimal() or option.metavar == "TOKENS", "8k is a number of tokens"
 
 
 def test_an_error_says_which_defaults_took_part(run: Run) -> None:
