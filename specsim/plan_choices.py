@@ -43,18 +43,36 @@ def choices(options: Mapping[str, Any]) -> tuple[list[Maker], tuple[int, ...], t
     base = {k: v for k, v in base.items() if k not in (*FIXED, "draft_tokens")}
     plain = {k: v for k, v in base.items() if k not in (*accepted, "draft")} | {"method": "none"}
     makers: list[Maker] = []
+    drafting: list[Maker] = []
     for box in boxes or (None,):
         for tp, ep in product(ranks or _cuts(plain, box), groups or (None,)):
             cut = {k: v for k, v in (("hardware", box), ("tp", tp), ("ep", ep)) if v is not None}
             makers.append(functools.partial(build, **{**plain, **cut}))
             if accepted and base.get("method") != "none":
-                makers += [
+                here = [
                     functools.partial(build, **{**base, **cut, "draft_tokens": d, "num_steps": d - 1, "topk": 1})
                     for d in lengths
                 ]
+                makers += here
+                drafting += here
     if len(makers) > MOST:
         raise InputError(f"{len(makers):,} choices", where="plan", mend="shorten the lists")
+    _one_builds(drafting)
     return makers, lengths, notes
+
+
+def _one_builds(makers: Sequence[Maker]) -> None:
+    """Raise the first's InputError when none can be built: speculation was asked for, and a plan without it is no answer."""
+    failure: InputError | None = None
+    for make in makers:
+        try:
+            make()
+        except InputError as error:
+            failure = failure or error
+        else:
+            return
+    if failure is not None:
+        raise failure
 
 
 def drafting(options: Mapping[str, Any], best: Scenario) -> Scenario:

@@ -59,6 +59,16 @@ class Wanted:
     num_requests: int = 2000
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        price = self.price_per_gpu_hour
+        if price is not None and not 0 <= price < math.inf:
+            raise InputError(f"{price:g} is no price", where="--price-per-gpu-hour", mend="give 0 or more")
+        for name in ("max_gpus", "num_requests"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                where = "--" + name.replace("_", "-")
+                raise InputError(f"{value} is out of range", where=where, mend="give 1 or more")
+
     def load(self) -> tuple[float, Requests, TraceStats | None]:
         """(rate, mean request, what the trace says). Raises InputError."""
         if self.trace is not None:

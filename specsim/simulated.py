@@ -86,6 +86,10 @@ class Load:
                 raise InputError("is about a trace", where=_flag(name), mend="give --trace, or leave it out")
         if self.burstiness is not None and self.rate is None:
             raise InputError("is about a rate", where="--burstiness", mend="give --rate, or leave it out")
+        for name in ("ttft_ms", "tpot_ms", "e2e_ms"):
+            limit = getattr(self, name)
+            if limit is not None and not 0 < limit < math.inf:
+                raise InputError(f"{limit:g} ms is no target", where=_flag(name), mend="give milliseconds above 0")
         for name in ("num_requests", "concurrency", "chunk_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:

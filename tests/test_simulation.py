@@ -696,7 +696,7 @@ def test_traces_and_rows_out(tmp_path: Any) -> None:
         (["--rate", "1", "--num-requests", "0"], "--num-requests"),
         (["--rate", "1", "--prefix-rate", "1.5"], "--prefix-rate"),
         (["--rate", "1", "--trace", "x.csv"], "--trace"),
-        (["--rate", "1", "--ttft-ms", "-3"], "targets"),
+        (["--rate", "1", "--ttft-ms", "-3"], "--ttft-ms: -3 ms is no target"),
         (["--rate", "1", "--policy", "no-such.json"], "no-such.json"),
         (["--rate", "1", "--policy", "p.json", "--draft-tokens", "4"], "contradicts"),
     ],
