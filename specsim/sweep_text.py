@@ -20,7 +20,8 @@ ROWS = {
 
 def page(result: Result, rows: bool = False) -> Page:
     """The sweep as people see it: maps, or with `rows` every row that the result holds."""
-    yield Line(f"{result.digest.configurations:,} configurations", "title")
+    count = result.digest.configurations
+    yield Line(f"{count:,} configuration{'s' if count != 1 else ''}", "title")
     if result.out is not None:
         yield Line(f"rows: {result.out}")
     if rows:
