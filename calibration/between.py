@@ -3,7 +3,7 @@
 What: seconds that a call adds to a chain of small products: the graph of [product, call] pairs less the graph of the
 products alone, replayed in turn so that clocks drift alike in both. Against: the same calls back to back (`alone`). Units:
 seconds. After a product a kernel starts cold: its code, its weights and what it last wrote have left the caches, and
-nothing of its start was prepared by its own last launch. An RMSNorm takes half as long again as in a chain of norms.
+nothing of its start was prepared by its own last launch. An RMSNorm takes twice as long as in a chain of norms.
 """
 
 from __future__ import annotations
