@@ -171,14 +171,16 @@ class Engine:
         return found
 
     def block_products(self, options: Mapping[str, Any], compute_capability: str | None) -> str:
-        """The kernels that multiply fp8 weights scaled in blocks ("deepgemm", "triton"); "" where the description does not say.
+        """The kernels that multiply fp8 weights scaled in blocks ("deepgemm", "triton", or another that was asked for by its
+        name); "" where the description does not say.
 
         options: `fp8_gemm_backend` and `env`. An unknown compute capability is taken for a Hopper's.
         """
         rules: Mapping[str, Any] = self.policy.get("block_products", {})
         if not rules:
             return ""
-        asked = rules["by_flag"].get(options.get("fp8_gemm_backend"))
+        flag = str(options.get("fp8_gemm_backend") or "auto").replace("_", "-")
+        asked = None if flag == "auto" else rules["by_flag"].get(flag, flag)
         by_gpu: Mapping[str, str] = rules["by_gpu"]
         found = asked or by_gpu.get((compute_capability or "9").split(".")[0], by_gpu["other"])
         variable = (options.get("env") or {}).get(rules["deepgemm_variable"])

@@ -278,4 +278,7 @@ def _warnings(s: Scenario, classes: Iterable[str]) -> list[str]:
     for name in classes:
         if priced_as(name, known) not in known:
             out.append(f"{s.profile.name} has no {name}: {stand_in(name, known)} stands in, with a wider interval")
+        elif name not in known and s.block_products != s.engine.block_products({}, s.profile.gpu.compute_capability):
+            why = f"{s.profile.name} has not measured {name}: it is priced as {priced_as(name, known)}"
+            out.append(f"{why}, so that this choice of kernel changes nothing")
     return out

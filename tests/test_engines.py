@@ -18,7 +18,7 @@ from specsim.forward import build as build_pass
 from specsim.models import BF16
 from specsim.names import ENGINES, PHASES
 from specsim.ops import ONE, RowsAbove
-from specsim.prediction import machine_of
+from specsim.prediction import machine_of, predict
 from specsim.profiles import EngineTerms
 from specsim.scenarios import build
 
@@ -384,6 +384,14 @@ class TestProductsOfFp8:
             assert scenario(sglang_args=text, hardware="8x-h200").block_products == "triton"
         assert self.kernels(engine="vllm") == ""
         assert load_engine("sglang").block_products({}, "12.0") == "triton"
+
+    def test_a_choice_that_the_profile_cannot_tell_is_said(self) -> None:
+        """Eight H200 by public tables, without Triton's products: a note; none for the default, and none where they are known."""
+        for flag, said in (("triton", 1), ("cutlass", 1), ("flashinfer_cutlass", 1), ("auto", 0), ("deep_gemm", 0)):
+            p = predict(scenario("DeepSeek-V3", hardware="8x-h200", fp8_gemm_backend=flag))
+            assert sum("this choice of kernel changes nothing" in w for w in p.warnings) == said, flag
+        here = predict(scenario("DeepSeek-V3", hardware="1x-h200", tp=1, fp8_gemm_backend="triton"))
+        assert not any("changes nothing" in w for w in here.warnings)
 
     def test_a_profile_without_the_kernel_prices_the_class(self) -> None:
         s = build(model="DeepSeek-V3", hardware="8x-h100")

@@ -60,7 +60,8 @@ class Missing(InputError):
 
     def __init__(self, kinds: list[str]) -> None:
         self.kinds = kinds
-        super().__init__(f"the dropped {' and '.join(kinds)} file is not here", mend="drop it again")
+        files, them = ("file is", "it") if len(kinds) == 1 else ("files are", "them")
+        super().__init__(f"the dropped {' and '.join(kinds)} {files} not here", mend=f"drop {them} again")
 
 
 @click.command("predict", add_help_option=False)
