@@ -51,12 +51,12 @@ def main() -> None:
         # experts of DeepSeek-V2-Lite are kept for the test
         taken = [s for s in samples(*FITTED) if s["operator"] != "moe_bf16" or s["params"].get("intermediate") != 1408]
         seen = points(taken, name)
-        unseen = points(samples(*UNSEEN.get(name, ())), name)
+        unseen = np.hstack([np.empty((4, 0)), *(points(samples(record), name) for record in UNSEEN.get(name, ()))])
         for way, apart in (("without", False), ("inside", False), ("beside", True)):
             inner = None if way == "without" else seen[3]
             f = fit(*seen[:3], bandwidth=0.9 * BANDWIDTH, peak=DEFAULT_EFFICIENCY * PEAK, inner=inner, apart=apart, fastest=READING * BANDWIDTH)  # fmt: skip
             line = f"{name:18} {way:8} {f.fixed_s * 1e6:5.1f} us {f.inner_s * 1e9:5.2f} ns {f.bytes_per_s / 1e9:5.0f} GB/s  {said(errors(f, *seen, apart))}"
-            print(line + (f"  unseen: {said(errors(f, *unseen, apart))}" if len(unseen[0]) else ""))
+            print(line + (f"  unseen: {said(errors(f, *unseen, apart))}" if unseen.size else ""))
 
 
 if __name__ == "__main__":
