@@ -34,7 +34,7 @@ QUICK_ROWS = (1, 16, 128)
 def cases(context: Context) -> list[Case]:
     if not context.gpu:
         return []
-    shapes = [tuple(s) for s in context.shapes.get("gemm", ())] or list(SHAPES)
+    shapes = [tuple(s) for s in context.chosen("gemm", NAME, SHAPES)]
     kinds = [name for name, here in (("triton", _triton_here()), ("deepgemm", deepgemm.here())) if here]
     whole = [(n, k) for n, k in dict.fromkeys(shapes) if n % BLOCK == 0 and k % BLOCK == 0]
     rows = QUICK_ROWS if context.quick else ROWS

@@ -97,18 +97,18 @@ def fit(
     bandwidth and peak are what a parameter is held at when the samples do not identify it; peak None leaves the flops
     out. inner: the width that each output sums over; where the samples tell what walking a value of it takes, that is
     fitted too, with a bandwidth of at most `fastest`. apart: calls of several kernels, in which walking adds to the fixed
-    time. Raises ValueError without points. With fewer points than
-    parameters, what cannot be told is held.
+    time. Raises ValueError without points. With fewer points than parameters, what cannot be told is held.
     """
     if not len(seconds):
         raise ValueError("no points to fit")
     columns: dict[str, Array] = {"fixed": np.ones_like(seconds), "bandwidth": nbytes}
+    walk = "apart" if apart else "inner"
+    least: dict[str, float] = {}
     if inner is not None:
         without = fit(seconds, nbytes, flops, bandwidth=bandwidth, peak=peak)
         if len(seconds) < ENOUGH or len(np.unique(inner)) < 2:
             return without
-        columns["apart" if apart else "inner"] = inner
-    least = {} if inner is None else {"bandwidth": 1 / fastest}
+        columns[walk], least["bandwidth"] = inner, 1 / fastest
     given: dict[str, float] = {"bandwidth": 1.0 / bandwidth}
     if peak is not None and np.any(flops > 0):
         columns["peak"], given["peak"] = flops, 1.0 / peak
@@ -125,10 +125,8 @@ def fit(
         held.append(unknown[0])
     fixed, fixed_error = max(values["fixed"], 0.0), errors["fixed"]
     predicted = _predicted(values, columns)
-    unsure = ("fixed",) if not fixed_error <= max(fixed, 1e-12) else ()
-    walk = "apart" if apart else "inner"
-    if walk in columns:
-        unsure = ()  # what is certain is the start of the calls as a whole
+    # With walking, what is certain is the start of the calls as a whole.
+    unsure = () if inner is not None or fixed_error <= max(fixed, 1e-12) else ("fixed",)
     found = Fit(
         fixed_s=fixed,
         bytes_per_s=1.0 / values["bandwidth"],
@@ -139,9 +137,7 @@ def fit(
         held=(*held, *unsure),
         inner_s=values.get(walk, 0.0),
     )
-    if inner is None:
-        return found
-    return found if errors[walk] <= KNOWN * values[walk] else without
+    return found if inner is None or errors[walk] <= KNOWN * values[walk] else without
 
 
 def _predicted(values: Mapping[str, float], columns: Mapping[str, Array]) -> Array:
@@ -198,23 +194,24 @@ def _jacobian(function: Callable[[Array], Array], x: Array) -> Array:
     return np.column_stack(columns)
 
 
-def in_place(samples: Sequence[Sample]) -> list[Sample]:
-    """The samples without those of classes that were timed back to back, as by earlier releases, where others of the class
-    were timed in place: a kernel is cheaper after itself than after another."""
-    placed = {s["operator"] for s in samples if s["status"] == "done" and "alone" in s["extras"]}
-    return [s for s in samples if s["operator"] not in placed or s["status"] != "done" or "alone" in s["extras"]]
+def in_place(results: Sequence[Sample]) -> list[Sample]:
+    """The first rank's finished samples, without those of a class that were timed back to back, as by earlier releases, where
+    others of it were timed in place: a kernel is cheaper after itself than after another."""
+    done = [r for r in results if r["status"] == "done" and r.get("rank", 0) == 0]
+    placed = {s["operator"] for s in done if "alone" in s["extras"]}
+    return [s for s in done if s["operator"] not in placed or "alone" in s["extras"]]
 
 
 def points(samples: Sequence[Sample], operator: str) -> tuple[Array, Array, Array, Array]:
-    """Median seconds, bytes, flops and inner widths of the samples that a class is fitted to: attention's of one query row,
-    and with the bf16 products the large one of `peak`, which is one of them."""
+    """Median seconds, bytes, flops and inner widths of those of `in_place` samples that a class is fitted to: attention's of one
+    query row, and with the bf16 products the large one of `peak`, which is one of them."""
 
     def belongs(s: Sample) -> bool:
         if s["operator"] == operator:
             return s["measure"] != "attention" or bool(s["params"]["queries"] == 1)
         return operator == "gemm_bf16" and (s["measure"], s["operator"]) == ("peak", "matmul")
 
-    chosen = [s for s in in_place(samples) if belongs(s) and s["spread"]["median"] > 0]
+    chosen = [s for s in samples if belongs(s) and s["spread"]["median"] > 0]
     columns = [(s["spread"]["median"], s["bytes"], s["flops"], _inner(s)) for s in chosen]
     seconds, nbytes, flops, inner = np.array(columns, dtype=float).reshape(-1, 4).T
     return seconds, nbytes, flops, inner
@@ -295,7 +292,7 @@ def build(
     here are taken with their own source.
     """
     date = date or datetime.date.today().isoformat()
-    samples = in_place([r for r in results if r["status"] == "done" and r.get("rank", 0) == 0])
+    samples = in_place(results)
     failed = [r for r in results if r["status"] != "done" and r["error"] not in troubles]  # those are told already
     source = Source(kind="measured", reference=f"specsim calibrate on {environment.get('gpu', 'this box')}", date=date)
     gpu, bandwidth, peak = _gpu(results, environment, source)
@@ -662,7 +659,7 @@ def plot(result: Result, path: Path) -> None:
     """Residuals of each class against bytes, one panel a class. Raises InputError for a suffix that no picture has, and
     WorkError where the file cannot be written."""
     names = list(result.fits) or ["nothing fitted"]
-    samples = [s for s in result.record.samples if s["status"] == "done" and s.get("rank", 0) == 0]
+    samples = in_place(result.record.samples)
     rows = -(-len(names) // 3)
     with picture(path, 12, 3 * rows) as figure:
         axes = figure.subplots(rows, 3, squeeze=False)

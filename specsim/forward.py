@@ -205,6 +205,11 @@ def layer_operators(
     in_blocks: str = "",
 ) -> Iterator[Operator]:
     """What one rank runs for one layer, all-reduces included."""
+
+    def product(p: Projection, ranks: int) -> Iterator[Operator]:
+        yield from _quantized(p, ranks, engine)
+        yield _projection(p, ranks, in_blocks=in_blocks, walked=_walked(p, layer, engine))
+
     if layer.norms:
         yield small("norm", layer.norms, model.hidden)
     if layer.attention is not None:
@@ -219,12 +224,9 @@ def layer_operators(
         if tree_block and not a.window:
             yield from _extras(engine, "tree", model)
     for p in layer.mixer:
-        product = _projection(p, parallel.attention, in_blocks=in_blocks, walked=_walked(p, layer, engine))
-        for o in (*_quantized(p, parallel.attention, engine), product):
-            yield _of_group(o, parallel.dp)
+        yield from (_of_group(o, parallel.dp) for o in product(p, parallel.attention))
     for p in layer.ffn:
-        yield from _quantized(p, parallel.tp, engine)
-        yield _projection(p, parallel.tp, in_blocks=in_blocks)
+        yield from product(p, parallel.tp)
     if layer.ffn:
         yield from _extras(engine, "dense", model)
     if layer.experts is not None:
@@ -233,14 +235,12 @@ def layer_operators(
             yield _projection(e.router, 1, walked=_walked(e.router, layer, engine))
         beside = graph and engine.shared_experts_overlap  # on a second stream, beside the routed experts
         for p in e.shared:
-            o = _projection(p, parallel.tp, in_blocks=in_blocks)
             if beside:
-                n = len(e.shared)
+                o, n = _projection(p, parallel.tp, in_blocks=in_blocks), len(e.shared)
                 inner = {ONE: _inner(e, parallel) / n}
                 yield replace(o, calls=1 / n, kernels=0, behind=f"moe_{e.format.name}", inner=inner)
             else:
-                yield from _quantized(p, parallel.tp, engine)
-                yield o
+                yield from product(p, parallel.tp)
         if e.shared and not beside:
             yield from _extras(engine, "shared", model)
         yield routed_experts(e, parallel, engine.launches(f"moe_{e.format.name}"))
