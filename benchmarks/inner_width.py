@@ -34,11 +34,10 @@ def samples(*names: str) -> list[dict[str, Any]]:
     return list(found.values())
 
 
-def errors(f: Fit, seconds: Any, nbytes: Any, flops: Any, inner: Any, apart: bool) -> Any:
+def errors(f: Fit, seconds: Any, nbytes: Any, flops: Any, inner: Any, staged: bool) -> Any:
     walk = inner * f.inner_s
     peak = f.flops_per_s or DEFAULT_EFFICIENCY * PEAK
-    start = f.fixed_s + (walk if apart else 0.0)
-    return operator_seconds(start, nbytes / f.bytes_per_s, flops / peak, None if apart else walk) / seconds - 1
+    return operator_seconds(f.fixed_s, nbytes / f.bytes_per_s, flops / peak, walk, staged=staged) / seconds - 1
 
 
 def said(e: Any) -> str:
@@ -52,11 +51,11 @@ def main() -> None:
         taken = [s for s in samples(*FITTED) if s["operator"] != "moe_bf16" or s["params"].get("intermediate") != 1408]
         seen = points(taken, name)
         unseen = np.hstack([np.empty((4, 0)), *(points(samples(record), name) for record in UNSEEN.get(name, ()))])
-        for way, apart in (("without", False), ("inside", False), ("beside", True)):
+        for way, staged in (("without", False), ("inside", False), ("beside", True)):
             inner = None if way == "without" else seen[3]
-            f = fit(*seen[:3], bandwidth=0.9 * BANDWIDTH, peak=DEFAULT_EFFICIENCY * PEAK, inner=inner, apart=apart, fastest=READING * BANDWIDTH)  # fmt: skip
-            line = f"{name:18} {way:8} {f.fixed_s * 1e6:5.1f} us {f.inner_s * 1e9:5.2f} ns {f.bytes_per_s / 1e9:5.0f} GB/s  {said(errors(f, *seen, apart))}"
-            print(line + (f"  unseen: {said(errors(f, *unseen, apart))}" if unseen.size else ""))
+            f = fit(*seen[:3], bandwidth=0.9 * BANDWIDTH, peak=DEFAULT_EFFICIENCY * PEAK, inner=inner, staged=staged, fastest=READING * BANDWIDTH)  # fmt: skip
+            line = f"{name:18} {way:8} {f.fixed_s * 1e6:5.1f} us {f.inner_s * 1e9:5.2f} ns {f.bytes_per_s / 1e9:5.0f} GB/s  {said(errors(f, *seen, staged))}"
+            print(line + (f"  unseen: {said(errors(f, *unseen, staged))}" if unseen.size else ""))
 
 
 if __name__ == "__main__":

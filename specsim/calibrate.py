@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from specsim.chart_style import BLUE
 from specsim.errors import InputError
-from specsim.ops import operator_seconds
+from specsim.ops import in_stages, operator_seconds
 from specsim.plot_style import MUTED, picture, plain
 from specsim.profiles import AllReduceCurve, Gpu, Launch, OperatorRate, Profile, Source
 from specsim.records import Record, first_trouble, sample_trouble
@@ -89,33 +89,32 @@ def fit(
     bandwidth: float,
     peak: float | None,
     inner: Array | None = None,
-    apart: bool = False,
+    staged: bool = False,
     fastest: float = np.inf,
 ) -> Fit:
     """Fit fixed, bandwidth and peak of `operator_seconds`. Arrays of shape (points,), SI.
 
     bandwidth and peak are what a parameter is held at when the samples do not identify it; peak None leaves the flops
     out. inner: the width that each output sums over; where the samples tell what walking a value of it takes, that is
-    fitted too, with a bandwidth of at most `fastest`. apart: calls of several kernels, in which walking adds to the fixed
-    time. Raises ValueError without points. With fewer points than parameters, what cannot be told is held.
+    fitted too, with a bandwidth of at most `fastest`. staged: as of `operator_seconds`. Raises ValueError
+    without points. With fewer points than parameters, what cannot be told is held.
     """
     if not len(seconds):
         raise ValueError("no points to fit")
     columns: dict[str, Array] = {"fixed": np.ones_like(seconds), "bandwidth": nbytes}
-    walk = "apart" if apart else "inner"
     least: dict[str, float] = {}
     if inner is not None:
         without = fit(seconds, nbytes, flops, bandwidth=bandwidth, peak=peak)
         if len(seconds) < ENOUGH or len(np.unique(inner)) < 2:
             return without
-        columns[walk], least["bandwidth"] = inner, 1 / fastest
+        columns["inner"], least["bandwidth"] = inner, 1 / fastest
     given: dict[str, float] = {"bandwidth": 1.0 / bandwidth}
     if peak is not None and np.any(flops > 0):
         columns["peak"], given["peak"] = flops, 1.0 / peak
     held: list[str] = []
     while True:
         free = [name for name in columns if name not in held]
-        values, errors = _least_squares(seconds, columns, free, {n: given[n] for n in held}, least)
+        values, errors = _least_squares(seconds, columns, free, {n: given[n] for n in held}, least, staged)
         unknown = [n for n in ("peak", "bandwidth") if n in free and not errors[n] <= KNOWN * values[n]]
         if "peak" in free and "peak" not in unknown:  # a small excess at the largest samples is no compute limit
             reached = values["peak"] * columns["peak"] / np.maximum(values["bandwidth"] * columns["bandwidth"], 1e-300)
@@ -124,7 +123,7 @@ def fit(
             break
         held.append(unknown[0])
     fixed, fixed_error = max(values["fixed"], 0.0), errors["fixed"]
-    predicted = _predicted(values, columns)
+    predicted = _predicted(values, columns, staged)
     # With walking, what is certain is the start of the calls as a whole.
     unsure = () if inner is not None or fixed_error <= max(fixed, 1e-12) else ("fixed",)
     found = Fit(
@@ -135,17 +134,16 @@ def fit(
         bandwidth_error=float(errors["bandwidth"] / values["bandwidth"]) if "bandwidth" not in held else float("nan"),
         residuals=seconds / predicted - 1.0,
         held=(*held, *unsure),
-        inner_s=values.get(walk, 0.0),
+        inner_s=values.get("inner", 0.0),
     )
-    return found if inner is None or errors[walk] <= KNOWN * values[walk] else without
+    return found if inner is None or errors["inner"] <= KNOWN * values["inner"] else without
 
 
-def _predicted(values: Mapping[str, float], columns: Mapping[str, Array]) -> Array:
+def _predicted(values: Mapping[str, float], columns: Mapping[str, Array], staged: bool) -> Array:
     """Seconds by the cost equation. values: seconds, seconds a byte, flop and value of inner width, as far as there are
     columns."""
     times = {name: values[name] * column for name, column in columns.items()}
-    start = times["fixed"] + times["apart"] if "apart" in times else times["fixed"]
-    return operator_seconds(start, times["bandwidth"], times.get("peak"), times.get("inner"))
+    return operator_seconds(times["fixed"], times["bandwidth"], times.get("peak"), times.get("inner"), staged=staged)
 
 
 def _least_squares(
@@ -154,6 +152,7 @@ def _least_squares(
     free: Sequence[str],
     held: Mapping[str, float],
     least: Mapping[str, float],
+    staged: bool,
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Coefficients of the columns, `least` or more, and their standard errors (infinite where the samples say nothing)."""
     from scipy.optimize import least_squares
@@ -162,7 +161,7 @@ def _least_squares(
 
     def residuals(x: Array) -> Array:
         values = {n: v * typical[n] for n, v in zip(free, x, strict=True)} | dict(held)
-        return _predicted(values, columns) / seconds - 1.0
+        return _predicted(values, columns, staged) / seconds - 1.0
 
     lower = np.array([max(1e-9, least.get(n, 0.0) / typical[n]) for n in free])
     solution = least_squares(
@@ -240,7 +239,7 @@ def fits(samples: Sequence[Sample], bandwidth: float, peak: float) -> dict[str, 
                 bandwidth=held,
                 peak=most,
                 inner=widths,
-                apart=name.startswith("moe_"),
+                staged=in_stages(name),
                 fastest=READING * bandwidth,
             )
     return found

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.engines import Engine
-from specsim.ops import Curve, Operator, Rate, operator_seconds
+from specsim.ops import Curve, Operator, Rate, in_stages, operator_seconds
 from specsim.profiles import AllReduceCurve, Group, OperatorRate, Profile
 from specsim.routing import Routing
 
@@ -150,8 +150,7 @@ class Machine:
     ) -> tuple[Array, str]:
         """(seconds of all calls of an operator, origin of the price); not of all-reduces. moved, flops, inner: the bytes, flops
         and inner widths of all its calls, under a load of n axes."""
-        apart = operator.kernels > operator.calls  # what one kernel walks another does not hide
-        asked = operator.rate, operator.behind, operator.calls, apart, moved, flops, inner, n
+        asked = operator.rate, operator.behind, operator.calls, moved, flops, inner, n
         return self.once(Machine._price, *asked) if moved.ndim == 0 else self._price(*asked)
 
     def _price(
@@ -159,7 +158,6 @@ class Machine:
         name: str,
         behind: str,
         calls: float,
-        apart: bool,
         moved: Array,
         flops: Array | None,
         inner: Array | None,
@@ -176,9 +174,7 @@ class Machine:
             return np.maximum(operator_seconds(-hidden, moving, computing), 0.0), rate.source
         start = calls * lift(rate.fixed_s, n)
         walking = None if inner is None or rate.inner_s is None else inner * lift(rate.inner_s, n)
-        if walking is not None and apart:
-            start, walking = start + walking, None
-        return operator_seconds(start, moving, computing, walking), rate.source
+        return operator_seconds(start, moving, computing, walking, staged=in_stages(name)), rate.source
 
 
 class Noted(dict[Key, Value]):

@@ -240,15 +240,33 @@ def small(rate: str, calls: float, width: float, *, kernels_each: float = 1.0, p
     return Operator("small_kernels", rate, calls, calls * kernels_each, {ROWS: calls * passes * width * 2.0})
 
 
+# Families of classes whose calls are several kernels, each of which needs what the one before has summed.
+IN_STAGES = ("moe",)
+
+
+def in_stages(rate: str) -> bool:
+    """Whether a call of an operator class is several kernels in turn: what one walks the others' work does not hide
+    (`operator_seconds`). THE rule, for what fits a class and for what prices it."""
+    return rate.split("_")[0] in IN_STAGES
+
+
 def operator_seconds(
-    fixed: Array, moving: Array, computing: Array | None = None, walking: Array | None = None
+    fixed: Array,
+    moving: Array,
+    computing: Array | None = None,
+    walking: Array | None = None,
+    *,
+    staged: bool = False,
 ) -> Array:
     """THE cost equation: fixed + (moving^3 + computing^3 + walking^3)^(1/3). All in seconds; moving = bytes / bandwidth,
     computing = flops / peak, walking = inner width x seconds a value: a tile of the output is summed from end to end of the
-    inner width, block after block, and a block takes a latency however little is read.
+    inner width, block after block, and a block takes a latency however little is read. staged: calls of several kernels
+    (`in_stages`), in which walking adds to the fixed time instead.
 
     The cubes follow the measured bend between the limits; their maximum is too low there, the root of squares and the sum
     too high (products of one H200, docs/model.md)."""
+    if walking is not None and staged:
+        fixed, walking = fixed + walking, None
     if computing is None and walking is None:
         return fixed + moving
     cubes = moving * moving * moving

@@ -76,8 +76,8 @@ class Gpu(Group):
 
 
 class OperatorRate(Group):
-    """Cost of one operator class, for specsim.ops.operator_seconds; `inner_ns` is what each value of inner width adds to
-    the fixed time."""
+    """Cost of one operator class, for specsim.ops.operator_seconds; `inner_ns` is what walking a value of inner width
+    takes."""
 
     fixed_us: NonNegative
     inner_ns: NonNegative = 0.0

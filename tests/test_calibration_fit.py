@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from builders import profile, quiet
 from pydantic import ValidationError
 
 from specsim import calibrate
 from specsim.calibrate import build, fit
 from specsim.configs import load_model
-from specsim.ops import operator_seconds
+from specsim.machine import build as build_machine
+from specsim.ops import Operator, Rate, operator_seconds
 from specsim.profiles import dump_profile, load_profile, parse_profile
 
 FIXED, BANDWIDTH, PEAK = 4.5e-6, 4.0e12, 700e12
@@ -338,8 +341,8 @@ def test_the_older_kernel_stands_in_for_the_newer_one() -> None:
     assert "stands in" in stand_in.note
 
 
-@pytest.mark.parametrize("apart", [False, True])
-def test_what_walking_takes_comes_back(apart: bool) -> None:
+@pytest.mark.parametrize("staged", [False, True])
+def test_what_walking_takes_comes_back(staged: bool) -> None:
     """Products of four inner widths whose samples were made with 2 ns a value, inside the root or beside the fixed time; where
     nothing is walked, nothing is found."""
     inner = np.tile([512.0, 2048.0, 4096.0, 7168.0], 6)
@@ -347,14 +350,33 @@ def test_what_walking_takes_comes_back(apart: bool) -> None:
     noise = np.exp(np.random.default_rng(1).normal(0, 0.01, len(inner)))
     none = np.zeros_like(inner)
     walk = 2e-9 * inner
-    start = FIXED + (walk if apart else none)
-    seconds = noise * operator_seconds(start, nbytes / BANDWIDTH, none, none if apart else walk)
-    found = fit(seconds, nbytes, none, bandwidth=1e12, peak=None, inner=inner, apart=apart, fastest=5e12)
+    start = FIXED + (walk if staged else none)
+    seconds = noise * operator_seconds(start, nbytes / BANDWIDTH, none, none if staged else walk)
+    found = fit(seconds, nbytes, none, bandwidth=1e12, peak=None, inner=inner, staged=staged, fastest=5e12)
     assert found.inner_s == pytest.approx(2e-9, rel=0.05)
     assert found.bytes_per_s == pytest.approx(BANDWIDTH, rel=0.05)
     assert found.scatter < 0.02
     flat = noise * operator_seconds(np.asarray(FIXED), nbytes / BANDWIDTH)
-    assert fit(flat, nbytes, none, bandwidth=1e12, peak=None, inner=inner, apart=apart).inner_s == 0.0
+    assert fit(flat, nbytes, none, bandwidth=1e12, peak=None, inner=inner, staged=staged).inner_s == 0.0
+
+
+@pytest.mark.parametrize(("measure", "name"), [("gemm", "gemm_bf16"), ("moe", "moe_bf16")])
+def test_a_class_is_fitted_as_it_is_priced(measure: str, name: str) -> None:
+    """Samples that take what the machine says of 2 ns a value of inner width, inside the root or beside the fixed time: they are
+    all on the fitted line."""
+    here = build_machine(profile(), quiet())
+    at = Rate(*(np.asarray(x) for x in (FIXED, BANDWIDTH, PEAK)), "measured", np.asarray(2e-9))
+    machine = replace(here, rates={**here.rates, name: at})
+    samples = []
+    for inner in (512.0, 2048.0, 7168.0):
+        for nbytes in (1e6, 4e6, 2e7, 1e8):
+            moved, none, walked = (np.asarray(x)[()] for x in (nbytes, 0.0, inner))
+            seconds, _ = machine.price(Operator("", name, 1, 1), moved, none, walked, 0)
+            sizes = {"k": inner} if measure == "gemm" else {"hidden": inner - 128, "intermediate": 128}
+            samples.append(result(measure, name, float(seconds), nbytes=nbytes, **sizes))
+    found = calibrate.fits(samples, BANDWIDTH, PEAK)[name]
+    assert found.inner_s == pytest.approx(2e-9, rel=0.01)
+    assert np.abs(found.residuals).max() < 1e-3
 
 
 def test_a_peak_is_told_only_where_it_limits() -> None:
