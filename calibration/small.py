@@ -60,7 +60,7 @@ def run(context: Context, case: Case) -> Measurement:
     rows = case.params["rows"]
     maker: Any = {"norm": _norm, "tiny": _tiny, "router": _router}[case.operator]
     calls, fresh, extras = maker(torch, context, rows, **{k: v for k, v in case.params.items() if k != "rows"})
-    outputs = case.params["width"] if fresh is not None else case.params["experts"]
+    outputs = fresh.shape[1] if fresh is not None else case.params["experts"]
     measured = in_place(context, calls, products(context, rows, outputs, fresh))
     return Measurement(measured.seconds, measured.calls, measured.narrow, {**measured.extras, **extras})
 
@@ -88,7 +88,7 @@ def _norm(torch: Any, context: Context, rows: int, width: int) -> Made:
     def launch(residual: Any, weight: Any) -> None:
         add_rms_norm[(rows,)](x, residual, weight, out, width, 1e-6, BLOCK=block, num_warps=8)
 
-    engine, trouble = _engine_norm(context)
+    engine, trouble = _engine(context, "fused_add_rmsnorm")
     if engine is not None:
         mine, other = x.clone(), residual.clone()
         try:
@@ -98,35 +98,55 @@ def _norm(torch: Any, context: Context, rows: int, width: int) -> Made:
             calls = [partial(engine, mine, r, w, 1e-6) for r, w in zip(residuals, weights, strict=True)]
             return calls, mine, {"kernel": "sgl_kernel"}
         except Exception as error:  # any failure of a foreign package means: not usable
-            trouble = f"sgl_kernel's fused norm is not used: {type(error).__name__}: {error}"[:200]
-            context.cache["engine-norm"] = None, trouble
+            trouble = _unused(context, "fused_add_rmsnorm", error)
     launch(residual, weight)
     _check(out, want)
     calls = [partial(launch, r, w) for r, w in zip(residuals, weights, strict=True)]
     return calls, x, {"kernel": "own triton"} | ({"trouble": trouble} if trouble else {})
 
 
-def _engine_norm(context: Context) -> tuple[Any, str]:
-    """sgl_kernel's fused add and RMSNorm, in place; None where it is not there, and what is wrong with it, if anything."""
-    if "engine-norm" not in context.cache:
-        context.cache["engine-norm"] = None, ""
+def _engine(context: Context, name: str) -> tuple[Any, str]:
+    """A kernel of sgl_kernel; None where it is not there, and what is wrong with it, if anything."""
+    key = f"engine-{name}"
+    if key not in context.cache:
+        context.cache[key] = None, ""
         if importlib.util.find_spec("sgl_kernel") is not None:
             try:
-                from sgl_kernel import fused_add_rmsnorm
+                import sgl_kernel
 
-                context.cache["engine-norm"] = fused_add_rmsnorm, ""
+                context.cache[key] = getattr(sgl_kernel, name), ""
             except Exception as error:  # any failure of a foreign package means: not usable
-                why = f"sgl_kernel's fused norm cannot be imported: {type(error).__name__}: {error}"[:200]
-                context.cache["engine-norm"] = None, why
-    found: tuple[Any, str] = context.cache["engine-norm"]
+                why = f"sgl_kernel's {name} cannot be imported: {type(error).__name__}: {error}"[:200]
+                context.cache[key] = None, why
+    found: tuple[Any, str] = context.cache[key]
     return found
 
 
+def _unused(context: Context, name: str, error: Exception) -> str:
+    """Leave sgl_kernel's kernel of that name alone from now on, and say why."""
+    why = f"sgl_kernel's {name} is not used: {type(error).__name__}: {error}"[:200]
+    context.cache[f"engine-{name}"] = None, why
+    return why
+
+
 def _tiny(torch: Any, context: Context, rows: int, width: int) -> Made:
+    """The activation of a gated MLP, [rows, 2 width] to [rows, width]: a layer's most common small kernel. Without
+    sgl_kernel a multiply, which moves as many bytes."""
+    engine, trouble = _engine(context, "silu_and_mul") if context.gpu else (None, "")
+    out = torch.empty(rows, width, device=context.device, dtype=torch.bfloat16)
+    if engine is not None:
+        x = torch.randn(rows, 2 * width, device=context.device, dtype=torch.bfloat16)
+        try:
+            engine(x, out)
+            gate, up = x.float().chunk(2, dim=1)
+            _check(out, torch.nn.functional.silu(gate) * up)
+            return [partial(engine, x, out)] * ROTATED, x, {"kernel": "sgl_kernel"}
+        except Exception as error:  # any failure of a foreign package means: not usable
+            trouble = _unused(context, "silu_and_mul", error)
     a = torch.randn(rows, width, device=context.device, dtype=torch.bfloat16)
     b = torch.randn_like(a)
-    out = torch.empty_like(a)
-    return [lambda: torch.mul(a, b, out=out)] * ROTATED, a, {"kernel": "torch"}
+    extras = {"kernel": "torch"} | ({"trouble": trouble} if trouble else {})
+    return [lambda: torch.mul(a, b, out=out)] * ROTATED, a, extras
 
 
 def _router(torch: Any, context: Context, rows: int, experts: int, top_k: int) -> Made:

@@ -31,6 +31,7 @@ FITTED = ("gemm", "blockwise", "moe", "attention", "small")  # measurements that
 LOSS_SCALE = 0.05  # relative residual from which a point counts less
 KNOWN = 0.3  # relative standard error above which a parameter is not identified
 SMALLEST_UNCERTAINTY = 0.01
+BAD = 0.15  # median relative residual from which a class's line is no description of its samples
 ENOUGH = 8  # points, for what walking the inner width takes
 REACHED = 1.0  # computing over moving that some sample has to come to for a peak to be told
 READING = 1.2  # reading alone is so much faster than a copy at most
@@ -294,10 +295,10 @@ def build(
     samples = in_place(results)
     failed = [r for r in results if r["status"] != "done" and r["error"] not in troubles]  # those are told already
     source = Source(kind="measured", reference=f"specsim calibrate on {environment.get('gpu', 'this box')}", date=date)
-    gpu, bandwidth, peak = _gpu(results, environment, source)
+    taken = [] if cpu else [p for p in published if p.gpu.name == environment.get("gpu")]
+    gpu, bandwidth, peak = _gpu(results, environment, source, taken)
     fitted = fits(samples, bandwidth, peak)
     curves = _curves(samples, source)
-    taken = [] if cpu else [p for p in published if p.gpu.name == gpu.name]
     operators, assumed = _operators(fitted, bandwidth, source, taken, _kernels(samples))
     if nvlink and not no_p2p and not cpu:
         curves += _published_curves(taken, curves, ranks)
@@ -389,13 +390,24 @@ def _is_whole(environment: Mapping[str, Any]) -> bool:
     )
 
 
-def _gpu(results: Sequence[Sample], environment: Mapping[str, Any], source: Source) -> tuple[Gpu, float, float]:
-    """The GPU as measured: the slowest of the ranks' bandwidths, and its bf16 rate."""
-    done = [r for r in results if r["status"] == "done" and r["measure"] == "peak" and r["spread"]["median"] > 0]
-    copies = [r["bytes"] / r["spread"]["median"] for r in done if r["operator"] == "copy"]
-    products = [r["flops"] / r["spread"]["median"] for r in done if r["operator"] == "matmul"]
-    bandwidth, peak = min(copies, default=1e12), min(products, default=2e14)
+def _gpu(
+    results: Sequence[Sample], environment: Mapping[str, Any], source: Source, published: Sequence[Profile]
+) -> tuple[Gpu, float, float]:
+    """The GPU as measured: the slowest of the ranks' bandwidths, and its bf16 rate. Where these are not among the samples,
+    as published; else the fastest that any sample went, which no fit may then be held below."""
+    done = [r for r in results if r["status"] == "done" and r["spread"]["median"] > 0]
+    copies, products = (
+        [r[amount] / r["spread"]["median"] for r in done if (r["measure"], r["operator"]) == ("peak", operator)]
+        for amount, operator in (("bytes", "copy"), ("flops", "matmul"))
+    )
     known = bool(copies and products)
+    for found, amount, nominal in ((copies, "bytes", "bandwidth_gb_s"), (products, "flops", "bf16_tflops")):
+        if not found:
+            scale = 1e9 if amount == "bytes" else 1e12
+            found += [getattr(p.gpu, nominal) * scale for p in published[:1]]
+        if not found:
+            found += [max((r[amount] / r["spread"]["median"] for r in done if r["measure"] in FITTED), default=1e12)]
+    bandwidth, peak = min(copies), min(products)
     gpu = Gpu(
         name=str(environment.get("gpu") or "GPU"),
         memory_gb=round(float(environment.get("memory_bytes") or 80e9) / 1e9, 1),
@@ -408,7 +420,7 @@ def _gpu(results: Sequence[Sample], environment: Mapping[str, Any], source: Sour
         relative_uncertainty=0.03 if known else 1.0,
         note="bandwidth: a large copy; bf16: an 8192 cube; the slowest GPU"
         if known
-        else "bandwidth or bf16 rate not measured",
+        else f"not measured: {'as published' if published else 'the fastest that any kernel here went'}",
     )
     return gpu, bandwidth, peak
 
@@ -582,6 +594,10 @@ def _warnings(
     for name, f in fitted.items():
         for parameter in f.held:
             found.append(f"{name}: {parameter} cannot be told from these samples")
+        if (middle := float(np.median(np.abs(f.residuals)))) > BAD:
+            found.append(
+                f"{name}: no line fits its samples, half of them are off by {middle:.0%}: see its residuals (--plot)"
+            )
     if assumed:
         found.append(f"not measured, assumed: {', '.join(assumed)}")
     return found

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import itertools
+import json
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +21,9 @@ from specsim.configs import load_model
 from specsim.machine import build as build_machine
 from specsim.ops import Operator, Rate, operator_seconds
 from specsim.profiles import dump_profile, load_profile, parse_profile
+from specsim.records import Record
 
+VALIDATION = Path(__file__).parents[1] / "validation"
 FIXED, BANDWIDTH, PEAK = 4.5e-6, 4.0e12, 700e12
 
 
@@ -151,6 +156,36 @@ def test_profile_of_results_loads_again_and_keeps_their_numbers() -> None:
     assert len(made.record.samples) == len(results)
 
 
+def test_a_class_alone_is_fitted_without_the_peaks() -> None:
+    """`calibrate --only gemm` knows neither the copy's bandwidth nor the cube's rate, and a line of products must not be held
+    below a made-up one: of the samples of an H200 without them the same line comes out within 5 %."""
+    document = json.loads((VALIDATION / "calibration" / "1x-h200.record.json").read_text())
+    document["samples"] = [
+        s for s in document["samples"] if s["operator"] in ("copy", "matmul", "gemm_bf16", "gemm_fp8")
+    ]
+    whole = calibrate.rebuild([Record.model_validate(document)]).profile
+    document["samples"] = [s for s in document["samples"] if s["measure"] != "peak"]
+    published = load_profile("1x-h200-published")
+    for some in ([], [published]):
+        alone = calibrate.rebuild([Record.model_validate(document)], some)
+        for name in ("gemm_bf16", "gemm_fp8"):
+            rate, expected = alone.profile.operators[name], whole.operators[name]
+            assert rate.bandwidth_gb_s == pytest.approx(expected.bandwidth_gb_s, rel=0.05)
+            assert rate.fixed_us == pytest.approx(expected.fixed_us, rel=0.05)
+            assert rate.relative_uncertainty < 0.1
+        assert alone.profile.gpu.source.kind == "assumed"
+    assert alone.profile.gpu.bandwidth_gb_s == published.gpu.bandwidth_gb_s
+
+
+def test_a_class_that_no_line_fits_is_told() -> None:
+    """Products that take any time between 10 and 90 us whatever their size."""
+    results = [*peaks(), *gemms()]
+    for r, seconds in zip(results[2:], itertools.cycle((1e-5, 9e-5, 3e-5)), strict=False):
+        r["spread"] = spread(seconds)
+    assert any("gemm_bf16: no line fits its samples" in w for w in build("box", results, {}, ranks=1).warnings)
+    assert not any("no line fits" in w for w in build("box", [*peaks(), *gemms()], {}, ranks=1).warnings)
+
+
 def test_wrong_data_becomes_a_caveat_and_no_curve() -> None:
     bad = {**result("allreduce", "nccl", 1.0, ranks=2, mode="graph", bytes=4096), "status": "failed"}
     bad["error"] = "rank 1: RuntimeError: WRONG DATA: 5 of 2048 values over 2 ranks, attempt 1"
@@ -218,8 +253,6 @@ def test_shapes_of_a_model_are_those_of_one_rank() -> None:
 
 
 def record_of(results: list[dict[str, Any]], **plan: Any) -> Any:
-    from specsim.calibrate import Record
-
     told = {"ranks": 2, "cpu": False, "no_p2p": False, "quick": False, "nvlink": True, **plan}
     return Record(
         kind="calibration", name="box", date="2026-08-01", source="specsim calibrate",

@@ -310,7 +310,25 @@ def test_a_norm_that_is_wrong_falls_back_to_ours(context: Context, monkeypatch: 
     case = next(c for c in small.cases(context) if c.operator == "norm")
     extras = small.run(context, case).extras
     assert extras["kernel"] == "own triton"
-    assert "sgl_kernel's fused norm is not used" in extras["trouble"]
+    assert "sgl_kernel's fused_add_rmsnorm is not used" in extras["trouble"]
+
+
+@pytest.mark.parametrize("fault", ["", "wrong", "missing"])
+def test_the_elementwise_kernel_is_an_engines_activation_where_it_is_right(
+    context: Context, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    """It reads 2 width and writes width: the bytes of a multiply of two, which stands in for it."""
+
+    def engine(x: Any, out: Any) -> None:
+        gate, up = x.chunk(2, dim=1)
+        out.copy_(gate * up if fault == "wrong" else torch.nn.functional.silu(gate) * up)
+
+    package(monkeypatch, "sgl_kernel", **({} if fault == "missing" else {"silu_and_mul": engine}))
+    case = next(c for c in small.cases(context) if c.operator == "tiny")
+    measured = small.run(context, case)
+    assert measured.extras["kernel"] == ("torch" if fault else "sgl_kernel")
+    assert ("sgl_kernel's silu_and_mul" in measured.extras.get("trouble", "")) == bool(fault)
+    assert case.bytes == case.params["rows"] * case.params["width"] * 2 * 3
 
 
 def test_many_rows_are_measured_at_the_clocks_that_a_server_keeps(
