@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -42,6 +42,16 @@ class Term:
     relative_uncertainty: float
     source: str
     before: Term | None = None
+
+
+class InBlocks(NamedTuple):
+    """Kernels of fp8 weights scaled in blocks, as the end of the class's name; "" where the class itself is priced."""
+
+    products: str = ""
+    experts: str = ""
+
+
+USUAL = InBlocks()
 
 
 @dataclass(frozen=True, repr=False)
@@ -181,10 +191,30 @@ class Engine:
             return ""
         flag = str(options.get("fp8_gemm_backend") or "auto").replace("_", "-")
         asked = None if flag == "auto" else rules["by_flag"].get(flag, flag)
-        by_gpu: Mapping[str, str] = rules["by_gpu"]
-        found = asked or by_gpu.get((compute_capability or "9").split(".")[0], by_gpu["other"])
-        variable = (options.get("env") or {}).get(rules["deepgemm_variable"])
-        return by_gpu["other"] if found == "deepgemm" and variable is not None and not _on(variable) else str(found)
+        found = str(asked or _of_gpu(rules["by_gpu"], compute_capability))
+        return str(rules["by_gpu"]["other"]) if found == "deepgemm" and not self._deepgemm(options) else found
+
+    def expert_kernels(self, options: Mapping[str, Any], compute_capability: str | None, format: str) -> str:
+        """The kernels that run routed experts of a format, where they are not those that the class "moe_..." is of: "deepgemm",
+        or another that was asked for by its name; else "".
+
+        options: `moe_runner_backend`, `moe_a2a_backend` and `env`. An unknown compute capability is taken for a Hopper's.
+        """
+        rules: Mapping[str, Any] = self.policy.get("expert_kernels", {})
+        if not rules:
+            return ""
+        flag = str(options.get("moe_runner_backend") or "auto").replace("_", "-")
+        if flag == "auto":
+            exchanged = str(options.get("moe_a2a_backend")) in rules["deepgemm_exchanges"] and format == "fp8"
+            here = _of_gpu(self.policy["block_products"]["by_gpu"], compute_capability) == "deepgemm"
+            return "deepgemm" if exchanged and here and self._deepgemm(options) else ""
+        found: str = rules["by_flag"].get(flag, flag)
+        return "" if found in rules["usual"].get(format, ()) else found
+
+    def _deepgemm(self, options: Mapping[str, Any]) -> bool:
+        """Whether no variable turns DeepGEMM off."""
+        variable = (options.get("env") or {}).get(self.policy["block_products"]["deepgemm_variable"])
+        return variable is None or _on(variable)
 
     def default_attention_backend(self, kind: str, compute_capability: str | None, topk: int = 1) -> str:
         """The attention backend that the engine picks for "mla" or "gqa" when no flag says it.
@@ -368,6 +398,11 @@ def _expand(steps: Sequence[Sequence[int | None]], largest: int) -> set[int]:
     return sizes
 
 
+def _of_gpu(by_gpu: Mapping[str, str], compute_capability: str | None) -> str:
+    """What a rule says of a GPU; "9.0" stands in for an unknown capability."""
+    return by_gpu.get((compute_capability or "9").split(".")[0], by_gpu["other"])
+
+
 def _on(text: str | None) -> bool:
     return (text or "").strip().lower() in ("1", "true", "yes", "y", "on", "t")
 
@@ -442,7 +477,7 @@ def load_engine(name: str, version: str | None = None) -> Engine:
             {key: held[key] for key in ("attention_kernels", "attention_defaults", "graphs", "allreduce", "by_batch")}
             | {
                 key: held[key]
-                for key in ("tree_block", "ngram_tree", "block_products", "split_products")
+                for key in ("tree_block", "ngram_tree", "block_products", "expert_kernels", "split_products")
                 if key in held
             }
         ),

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.engines import Engine
+from specsim.engines import USUAL, Engine, InBlocks
 from specsim.machine import ZERO, Machine, lift
 from specsim.models import Attention, Experts, Layer, Model, Projection
 from specsim.ops import (
@@ -202,13 +202,13 @@ def layer_operators(
     engine: Engine,
     graph: bool,
     tree_block: int = 0,
-    in_blocks: str = "",
+    in_blocks: InBlocks = USUAL,
 ) -> Iterator[Operator]:
     """What one rank runs for one layer, all-reduces included."""
 
     def product(p: Projection, ranks: int) -> Iterator[Operator]:
         yield from _quantized(p, ranks, engine)
-        yield _projection(p, ranks, in_blocks=in_blocks, walked=_walked(p, layer, engine))
+        yield _projection(p, ranks, in_blocks=in_blocks.products, walked=_walked(p, layer, engine))
 
     if layer.norms:
         yield small("norm", layer.norms, model.hidden)
@@ -231,19 +231,22 @@ def layer_operators(
         yield from _extras(engine, "dense", model)
     if layer.experts is not None:
         e = layer.experts
+        rate = f"moe_{e.format.name}" + (f"_{in_blocks.experts}" if in_blocks.experts and e.format.in_blocks else "")
         if e.router is not None:
             yield _projection(e.router, 1, walked=_walked(e.router, layer, engine))
         beside = graph and engine.shared_experts_overlap  # on a second stream, beside the routed experts
         for p in e.shared:
             if beside:
-                o, n = _projection(p, parallel.tp, in_blocks=in_blocks), len(e.shared)
+                o, n = _projection(p, parallel.tp, in_blocks=in_blocks.products), len(e.shared)
                 inner = {ONE: _inner(e, parallel) / n}
-                yield replace(o, calls=1 / n, kernels=0, behind=f"moe_{e.format.name}", inner=inner)
+                yield replace(o, calls=1 / n, kernels=0, behind=rate, inner=inner)
             else:
                 yield from product(p, parallel.tp)
         if e.shared and not beside:
             yield from _extras(engine, "shared", model)
-        yield routed_experts(e, parallel, engine.launches(f"moe_{e.format.name}"))
+        yield routed_experts(e, parallel, engine.launches(rate), rate)
+        if rate == "moe_fp8_deepgemm":
+            yield from _around_deepgemm(e, model, parallel, engine)
         yield from _extras(engine, "moe", model)
         if e.by_groups:
             yield from _extras(engine, "groups", model)
@@ -266,7 +269,7 @@ def _of_group(o: Operator, dp: int) -> Operator:
     return replace(o, bytes=share(o.bytes), flops=share(o.flops), inner=inner)
 
 
-def routed_experts(e: Experts, parallel: Parallel, kernels: float) -> Operator:
+def routed_experts(e: Experts, parallel: Parallel, kernels: float, rate: str) -> Operator:
     """The fused routed experts: each distinct expert's weights once, cut over TP or spread over EP groups."""
     within = parallel.tp // parallel.ep
     distinct = DistinctExperts(e.count, e.per_token, parallel.ep)
@@ -276,7 +279,16 @@ def routed_experts(e: Experts, parallel: Parallel, kernels: float) -> Operator:
         ROWS: active * (2 * e.inputs + 3 * e.intermediate / within) * 2.0,
     }
     flops = {ROWS: 2.0 * active * e.matrices * e.inputs * e.intermediate / within}
-    return Operator("experts", f"moe_{e.format.name}", 1, kernels, moved, flops, inner={ONE: _inner(e, parallel)})
+    return Operator("experts", rate, 1, kernels, moved, flops, inner={ONE: _inner(e, parallel)})
+
+
+def _around_deepgemm(e: Experts, model: Model, parallel: Parallel, engine: Engine) -> Iterator[Operator]:
+    """What SGLang runs around DeepGEMM's grouped products, whose class is of the products alone. Each expert has a block of
+    256 rows, and the scales of both products' inputs, one for 128 values, are laid out anew for whole blocks, however few
+    rows are in them (`_run_masked_gemm`, layers/moe/moe_runner/deep_gemm.py)."""
+    yield from _extras(engine, "moe_deepgemm", model)
+    scales = 256 * e.count / parallel.ep * _inner(e, parallel) / 128
+    yield Operator("small_kernels", "tiny", 2, 2, {ONE: 2 * 4 * scales})
 
 
 def _inner(e: Experts, parallel: Parallel) -> float:
@@ -304,12 +316,12 @@ def build(
     fc: bool = False,
     last_rows: bool = False,
     tree_block: int = 0,
-    in_blocks: str = "",
+    in_blocks: InBlocks = USUAL,
 ) -> Pass:
     """All operators of a pass through the model's layers, its head and, for a drafter, its fc.
 
     last_rows: the head sees one row a sequence (a draft extend keeps only the last accepted one). tree_block: see
-    `attention_core`. in_blocks: see `Engine.block_products`.
+    `attention_core`. in_blocks: see `Scenario.in_blocks`.
     """
     operators: list[Operator] = []
     for layer, n in model.layers:

@@ -12,6 +12,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any
 
@@ -40,7 +41,8 @@ class Launch:
 
     Sizes of captured graphs are sequences for SGLang and tokens for vLLM, as in the engines' own flags. A `method`
     outside specsim.engines.METHODS ("dflash", "medusa", ...) is one that has no cost model. `flags` are the known flags of
-    the line by their full names, each with its values.
+    the line by their full names, each with its values. `slips` are unknown flags that look like a misspelt one that costs
+    depend on, with that one.
     """
 
     engine: str
@@ -48,6 +50,14 @@ class Launch:
     unknown: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     flags: tuple[tuple[str, ...], ...] = ()
+    slips: tuple[tuple[str, str], ...] = ()
+
+    def refuse_slips(self, where: str) -> None:
+        """Raises InputError for a misspelt flag that costs depend on: the engine refuses it, and without it the scenario is
+        another. A flag that is only unknown may be one of a newer release."""
+        for flag, meant in self.slips:
+            named = {"sglang": "SGLang", "vllm": "vLLM"}[self.engine]
+            raise InputError(f"{flag} is no flag of {named}", where=where, mend=f"did you mean {meant}?")
 
 
 @dataclass
@@ -100,7 +110,12 @@ def read_launch(
         (name,) if value is True else (name, *value) if isinstance(value, list) else (name, str(value))
         for name, value in values.items()
     )
-    return Launch(engine, options, tuple(dict.fromkeys(unknown)), said, flags)
+    unknown = list(dict.fromkeys(unknown))
+    other_names = [alias for alias, name in command_line(engine)["aliases"].items() if name in read.looked_for]
+    slips = tuple(
+        (flag, meant) for flag in unknown if (meant := _meant(flag, [*sorted(read.looked_for), *other_names]))
+    )
+    return Launch(engine, options, tuple(unknown), said, flags, slips)
 
 
 def _described(engine: str, version: str) -> str | None:
@@ -239,6 +254,15 @@ def _full_name(engine: str, flag: str) -> tuple[str | None, str]:
     return (longer[0] if longer else None), ""
 
 
+def _meant(flag: str, looked_for: Sequence[str]) -> str | None:
+    """The flag that another one is a slip of the keyboard for: as long, but for two letters, and nearly the same."""
+    if len(flag) < 5:
+        return None
+    dashed = flag.replace("_", "-")
+    near = get_close_matches(dashed, [name for name in looked_for if abs(len(name) - len(flag)) <= 2], n=1, cutoff=0.85)
+    return near[0] if near else None
+
+
 def _read_flags(engine: str, arguments: Sequence[str], notes: list[str]) -> tuple[dict[str, Any], list[str], list[str]]:
     """Values by full flag name (the last one wins), unknown flags, positional arguments."""
     known, aliases = read_flags(engine), command_line(engine)["aliases"]
@@ -331,21 +355,23 @@ class _Reader:
     notes: list[str]
     release: tuple[int, ...]
     architecture: str | None
+    looked_for: set[str] = field(default_factory=set)  # flags, whether on the line or not
 
     def note(self, text: str) -> None:
         self.notes.append(text)
 
     def on(self, flag: str) -> bool:
+        self.looked_for.add(flag)
         return flag in self.values
 
     def text(self, flag: str) -> str | None:
-        return None if flag not in self.values else str(self.values[flag])
+        return str(self.values[flag]) if self.on(flag) else None
 
     def whole(self, flag: str, least: int = 1) -> int | None:
-        return None if flag not in self.values else _whole(self.values[flag], flag, least)
+        return _whole(self.values[flag], flag, least) if self.on(flag) else None
 
     def wholes(self, flag: str) -> list[int] | None:
-        return None if flag not in self.values else sorted({_whole(item, flag, 1) for item in self.values[flag]})
+        return sorted({_whole(item, flag, 1) for item in self.values[flag]}) if self.on(flag) else None
 
     def fraction(self, flag: str) -> float | None:
         text = self.text(flag)
@@ -418,6 +444,8 @@ def _not_modelled(options: Mapping[str, Any], read: _Reader) -> None:
     kind = str(options.get("dtype", "auto"))
     if kind not in ("auto", "bfloat16", "float16", "half"):
         read.note(f"--dtype {kind} is not modelled: weights are priced as the model's config.json has them")
+    if (exchange := options.get("moe_a2a_backend", "none")) != "none":
+        read.note(f"--moe-a2a-backend {exchange} is not modelled: rows are summed over ranks instead of exchanged")
     if options.get("draft_tp", options.get("tp", 1)) != options.get("tp", 1):
         read.note(
             f"draft_tensor_parallel_size {options['draft_tp']} is not modelled: the draft is cut as the target is"
@@ -443,6 +471,9 @@ def _sglang(read: _Reader) -> dict[str, Any]:
             read.note("--enable-dp-attention: has no effect without --dp-size above 1")
     elif dp > 1:
         read.note(f"--dp-size {dp} without --enable-dp-attention: {dp} independent copies of {tp} GPUs each")
+    if options.get("moe_a2a_backend", "none") not in ("none", "ascend_tp") and options.get("ep", 1) != tp:
+        options["ep"] = tp
+        read.note(f"--moe-a2a-backend {options['moe_a2a_backend']}: experts are spread over all {tp} ranks")
     _sglang_speculation(options, read)
     _sglang_environment(options, read)
     return options

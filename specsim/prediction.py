@@ -281,4 +281,8 @@ def _warnings(s: Scenario, classes: Iterable[str]) -> list[str]:
         elif name not in known and s.block_products != s.engine.block_products({}, s.profile.gpu.compute_capability):
             why = f"{s.profile.name} has not measured {name}: it is priced as {priced_as(name, known)}"
             out.append(f"{why}, so that this choice of kernel changes nothing")
+    if s.expert_kernels and s.model.experts and not (s.in_blocks.experts and s.model.experts.format.in_blocks):
+        general = f"moe_{s.model.experts.format.name}"
+        why = f"{s.profile.name} has not measured {general}_{s.expert_kernels}: it is priced as {general}"
+        out.append(f"{why}, so that this choice of kernel changes nothing")
     return out

@@ -108,9 +108,9 @@ def _presets() -> dict[str, Preset]:
 
 def _classes(s: Scenario) -> list[str]:
     """Operator classes of the scenario's passes, sorted."""
-    passes = [build(s.model, s.parallel, s.engine, True)]
+    passes = [build(s.model, s.parallel, s.engine, True, in_blocks=s.in_blocks)]
     if s.draft is not None:
-        passes.append(build(s.draft, s.parallel, s.engine, True, fc=True))
+        passes.append(build(s.draft, s.parallel, s.engine, True, fc=True, in_blocks=s.in_blocks))
     return sorted({o.rate for p in passes for o in p.operators if o.component != "allreduce"})
 
 

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from specsim.acceptance import Acceptance
 from specsim.configs import default_draft, load_model, load_preset, model_from_config, mtp_draft, public_drafts
-from specsim.engines import Engine, load_engine
+from specsim.engines import Engine, InBlocks, load_engine
 from specsim.errors import InputError, did_you_mean
 from specsim.forward import Network, Parallel
 from specsim.keys import Keys
@@ -106,6 +106,20 @@ class Scenario:
     def block_products(self) -> str:
         """See `Engine.block_products`."""
         return self.engine.block_products(self.options, self.profile.gpu.compute_capability)
+
+    @cached_property
+    def expert_kernels(self) -> str:
+        """See `Engine.expert_kernels`, of the target's experts."""
+        experts = self.model.experts
+        capability = self.profile.gpu.compute_capability
+        return self.engine.expert_kernels(self.options, capability, experts.format.name) if experts else ""
+
+    @cached_property
+    def in_blocks(self) -> InBlocks:
+        """The kernels that fp8 weights scaled in blocks are priced by. Experts' other kernels are not the whole path, which
+        is priced where the profile lacks them."""
+        measured = f"moe_fp8_{self.expert_kernels}" in self.profile.operators
+        return InBlocks(self.block_products, self.expert_kernels if measured else "")
 
     def tree_block(self, phase: str) -> int:
         """Tokens in a block of the second attention call of a draft step or verify over a tree; 0: there is none."""

@@ -56,6 +56,7 @@ UNIFORM = Correction(
 def check(setups: Sequence[Setup], folder: Path, *, multicast: bool = False) -> None:
     """Find what is wrong before a server is started. Raises InputError for a setup, WorkError for the folder."""
     for setup in setups:
+        read_launch("sglang", setup.flags).refuse_slips(f"scenario {setup.name}")
         target_config(setup)
         if setup.draft is not None:
             config_of(setup.draft, "draft")
@@ -232,9 +233,10 @@ def _flagged(served: Served, flags: Sequence[str]) -> Served:
     would refuse."""
     if served.engine != "vllm" or not flags:
         return served
-    said = read_launch("vllm", ["--model", served.model, *flags]).options
-    drafting = said.get("method", "none") != "none"
-    return replace(served, info={"speculative_algorithm": said["method"]}) if drafting else served
+    launch = read_launch("vllm", ["--model", served.model, *flags])
+    launch.refuse_slips("--vllm-args")
+    method = launch.options.get("method", "none")
+    return served if method == "none" else replace(served, info={"speculative_algorithm": method})
 
 
 def run_setup(

@@ -20,6 +20,7 @@ from specsim.names import ENGINES, PHASES
 from specsim.ops import ONE, RowsAbove
 from specsim.prediction import machine_of, predict
 from specsim.profiles import EngineTerms
+from specsim.provenance import sources_of
 from specsim.scenarios import build
 
 SGLANG_RELEASES = [f"0.5.{patch}" for patch in range(11, 24)]
@@ -392,6 +393,64 @@ class TestProductsOfFp8:
             assert sum("this choice of kernel changes nothing" in w for w in p.warnings) == said, flag
         here = predict(scenario("DeepSeek-V3", hardware="1x-h200", tp=1, fp8_gemm_backend="triton"))
         assert not any("changes nothing" in w for w in here.warnings)
+
+    def test_experts_follow_flag_format_and_exchange(self) -> None:
+        """SGLang runs experts by Triton (INT4 by Marlin) unless told otherwise; fp8 ones by DeepGEMM where rows are exchanged,
+        which a variable prevents (`create_moe_runner`, layers/quantization/fp8.py)."""
+        kernels = load_engine("sglang").expert_kernels
+        assert kernels({}, "9.0", "fp8") == kernels({"moe_runner_backend": "triton"}, "9.0", "fp8") == ""
+        assert kernels({"moe_runner_backend": "deep_gemm"}, "9.0", "fp8") == "deepgemm"
+        assert kernels({"moe_runner_backend": "triton"}, "9.0", "int4") == "triton"
+        for exchange, variable, gpu, format, found in (
+            ("deepep", "1", "9.0", "fp8", "deepgemm"),
+            ("mori", "1", "9.0", "fp8", ""),
+            ("deepep", "0", "9.0", "fp8", ""),
+            ("deepep", "1", "12.0", "fp8", ""),
+            ("deepep", "1", "9.0", "bf16", ""),
+        ):
+            options = {"moe_a2a_backend": exchange, "env": {"SGLANG_ENABLE_JIT_DEEPGEMM": variable}}
+            assert kernels(options, gpu, format) == found
+        assert load_engine("vllm").expert_kernels({"moe_runner_backend": "deep_gemm"}, "9.0", "fp8") == ""
+
+    def test_experts_by_deepgemm_are_its_products_and_what_runs_around_them(self) -> None:
+        """One H200 measured both. Qwen3-30B-A3B has 48 layers with 128 experts of 2048 x 768: DeepGEMM's two products a layer,
+        and around them 5 small kernels and 2 that lay out scales, 128 blocks of 256 rows with a scale for 128 values, each
+        4 bytes read and written: 2 x 4 x 128 x 256 x (2048 + 768) / 128 = 5,767,168 bytes."""
+        line = "--model Qwen3-30B-A3B-FP8 --moe-runner-backend"
+        s, usual = (
+            scenario(sglang_args=f"{line} {k}", hardware="1x-h200", method="none") for k in ("deep_gemm", "auto")
+        )
+        by_class = [
+            {o.rate: o for o in build_pass(s.model, s.parallel, s.engine, True, in_blocks=s.in_blocks).operators}
+            for s in (s, usual)
+        ]
+        experts = by_class[0]["moe_fp8_deepgemm"]
+        assert (experts.calls, experts.kernels) == (48, 96)
+        assert "moe_fp8" not in by_class[0]
+        assert by_class[1]["moe_fp8"].calls == 48
+        assert by_class[0]["tiny"].calls - by_class[1]["tiny"].calls == 48 * 7
+        assert by_class[0]["tiny"].bytes[ONE] == 48 * 5_767_168
+        assert predict(s).decode_ms.value > predict(usual).decode_ms.value
+        assert "moe_fp8_deepgemm" in repr(sources_of(s))
+
+    @pytest.mark.parametrize(
+        ("model", "hardware", "backend", "said"),
+        [
+            ("Qwen3-30B-A3B-FP8", "1x-h200", "deep_gemm", ""),  # measured
+            ("Qwen3-30B-A3B-FP8", "1x-h200", "triton", ""),  # what moe_fp8 is of
+            ("Qwen3-30B-A3B-FP8", "1x-h200", "cutlass", "moe_fp8_cutlass: it is priced as moe_fp8"),
+            ("Qwen3-30B-A3B-FP8", "8x-h100", "deep_gemm", "moe_fp8_deepgemm: it is priced as moe_fp8"),
+            ("Qwen3-30B-A3B", "1x-h200", "deep_gemm", "moe_bf16_deepgemm: it is priced as moe_bf16"),
+            ("Llama-3.1-8B", "1x-h200", "deep_gemm", ""),  # no experts
+        ],
+    )
+    def test_a_choice_of_experts_kernel_that_changes_nothing_is_said(
+        self, model: str, hardware: str, backend: str, said: str
+    ) -> None:
+        p = predict(scenario(model, hardware=hardware, tp=1, method="none", moe_runner_backend=backend))
+        found = [w for w in p.warnings if "changes nothing" in w]
+        assert len(found) == bool(said)
+        assert said in " ".join(found)
 
     def test_a_profile_without_the_kernel_prices_the_class(self) -> None:
         s = build(model="DeepSeek-V3", hardware="8x-h100")

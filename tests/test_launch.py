@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from specsim.asked import scenario
 from specsim.engines import METHODS, read_flags
 from specsim.errors import InputError
 from specsim.launch import read_launch
@@ -102,6 +103,29 @@ class TestForms:
         assert launch.unknown == ("--no-such-flag", "--other", "--another")
         assert launch.options["tp"] == 4
         assert "model" not in launch.options
+
+    @pytest.mark.parametrize(
+        ("engine", "flag", "meant"),
+        [
+            ("sglang", "--speculative-num-stpes 3", "--speculative-num-steps"),
+            ("sglang", "--tensor-paralel-size 4", "--tensor-parallel-size"),  # an alias
+            ("sglang", "--disable_cuda_grahp", "--disable-cuda-graph"),
+            ("vllm", "--max-num-batchd-tokens=64", "--max-num-batched-tokens"),
+            ("sglang", "--log-levle info", None),  # no cost depends on it
+            ("sglang", "--speculative-num-steps-per-batch 3", None),  # may be one of a later release
+            ("sglang", "--frobnicate", None),
+        ],
+    )
+    def test_a_misspelt_flag_that_costs_depend_on_is_refused(self, engine: str, flag: str, meant: str | None) -> None:
+        launch = read_launch(engine, f"--model m {flag}")
+        assert launch.unknown == (flag.replace("=", " ").split()[0],)
+        if meant is None:
+            launch.refuse_slips("--sglang-args")
+            return
+        with pytest.raises(InputError, match=f"did you mean {meant}?"):
+            launch.refuse_slips("--sglang-args")
+        with pytest.raises(InputError, match="is no flag of"):
+            scenario(**{f"{engine}_args": f"Qwen3-8B {flag}" if engine == "vllm" else f"--model Qwen3-8B {flag}"})
 
     def test_ambiguous_abbreviations(self) -> None:
         launch = read_launch("sglang", "--speculative-num 3")
@@ -510,6 +534,7 @@ class TestFuzz:
         ("vllm", "-pp 2", "pipeline parallelism"),
         ("sglang", "--kv-cache-dtype fp4_e2m1", "kv-cache-dtype fp4_e2m1"),
         ("sglang", "--dtype float32", "dtype float32"),
+        ("sglang", "--tp 2 --moe-a2a-backend deepep", "moe-a2a-backend deepep"),
         (
             "vllm",
             '-tp 4 --speculative-config \'{"model": "d", "num_speculative_tokens": 3, "draft_tensor_parallel_size": 1}\'',
