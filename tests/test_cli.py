@@ -21,6 +21,7 @@ from test_diagnose import log
 from test_importers import HEAD, ROWS
 
 from specsim.cli import COMMANDS, group, main
+from specsim.commands.common import usage
 
 ROOT = Path(__file__).resolve().parent.parent
 VALIDATION = ROOT / "validation"
@@ -60,7 +61,7 @@ WRONG = {
     "predict --batch 0": "--batch: 0 is out of range; give 1 to",
     "predict --context -5": "--context: -5 is out of range; give 0 to",
     "predict --accept-rate 60": "--accept-rate: 60 is not in [0, 1]",
-    "predict --accept-rate x": "'x' is not a valid float",
+    "predict --accept-rate x": "--accept-rate: 'x' is not a number; for example 0.5",
     "predict --accept-length 9": "--accept-length: 9.0 is not in [1, 3]",
     "predict --accept-rate .5 --accept-length 2": "acceptance is stated twice; give one of them",
     "predict --accept-per-position a,b": "for example 0.7,0.6,0.5",
@@ -87,6 +88,8 @@ WRONG = {
     "predict qwen3-8b": "'qwen3-8b' stands alone; write --model qwen3-8b",
     "sweep 8x-h100 more": "'8x-h100' stands alone; write --hardware 8x-h100",
     "report result.json -o x.html": "'result.json' stands alone; write --from result.json",
+    "report result.json": "'result.json' stands alone; write --from result.json",
+    "report": "missing option '-o'",
     "report -o nowhere/x.html": "there is no folder 'nowhere'; make it first, or name another",
     "predict --plot nowhere/x.svg": "there is no folder 'nowhere'; make it first, or name another",
     "sweep --out nowhere/x.csv": "there is no folder 'nowhere'; make it first, or name another",
@@ -126,8 +129,9 @@ WRONG = {
     "hardware import nowhere": "nowhere: no such file",
     "models show Lama-3.1-8B": "did you mean 'Llama-3.1-8B'",
     "completion bsh": "did you mean 'bash'",
-    "calibrate --gpus 0": "0 is not in the range",
-    "serve --port 99999999": "is not in the range",
+    "calibrate --gpus 0": "--gpus: 0 is out of range; give 1 to 1,024",
+    "serve --port 99999999": "99999999 is out of range; give 0 to 65,535",
+    "simulate --rate 1 --seed 1.5": "--seed: '1.5' is not a whole number; give 0 or more",
     "report -o x.html --from nowhere.json": "nowhere.json: no such",
     "report -o x.html --from /dev/null": "/dev/null: is empty; give a result",
     "--config nowhere.yaml predict": "nowhere.yaml: no such file of defaults",
@@ -148,6 +152,26 @@ def test_a_wrong_line_is_answered_with_one_line_and_its_mend(
     assert err.count("\n") == 1
     assert WRONG[line] in err
     assert not list(tmp_path.iterdir()), "nothing is left behind"
+
+
+NUMBERS = (click.types.IntParamType, click.types.FloatParamType)
+TAKES_A_NUMBER = [
+    (f"{path} {param.opts[0]}", command, param)
+    for path, command in TREE.items()
+    for param in command.params
+    if isinstance(getattr(param.type, "kind", param.type), NUMBERS)
+]
+
+
+@pytest.mark.parametrize(
+    ("command", "param"), [case[1:] for case in TAKES_A_NUMBER], ids=[c[0] for c in TAKES_A_NUMBER]
+)
+def test_a_wrong_number_is_told_in_our_own_words(command: click.Command, param: click.Parameter) -> None:
+    """Whatever type an option has: `x` is no number, and the mend is a number that it takes."""
+    with pytest.raises(click.BadParameter) as wrong:
+        param.type_cast_value(click.Context(command), "x")
+    said = usage(wrong.value)
+    assert re.match(rf"{param.opts[0]}: 'x' is not a (whole )?number; (for example|give) [\d.]", said), said
 
 
 @pytest.mark.parametrize(

@@ -115,19 +115,35 @@ def usage(error: click.ClickException) -> str:
     if isinstance(error, click.BadParameter) and not isinstance(error, click.MissingParameter) and error.param:
         flags = [flag for flag in error.param.opts if flag.startswith("--")]
         where = flags[0] if flags else error.param.human_readable_name
-        return f"{where}: {' '.join(error.message.split()).rstrip('.')}"
+        return f"{where}: {_in_words(' '.join(error.message.split()).rstrip('.'), error.param.type)}"
     context = getattr(error, "ctx", None)
     if context is not None and isinstance(error, click.NoSuchOption):
         return f"{context.command_path}: no option {error.option_name!r}; {_nearest_option(context, error.option_name)}"
     extra = re.match(r"Got unexpected extra arguments? \((\S+?)[\s)]", said)
-    if context is not None and extra:
-        return f"{context.command_path}: {extra[1]!r} stands alone; {_as_option(context.command, extra[1])}"
+    if context is not None and (word := extra[1] if extra else _stray(context, error)):
+        return f"{context.command_path}: {word!r} stands alone; {_as_option(context.command, word)}"
     if context is None:
         return f"{said}; --help lists the options"
     if isinstance(context.command, click.Group) and said == "Missing command":
         return f"{context.command_path}: no command; one of {', '.join(context.command.list_commands(context))}"
     mend = "" if "Did you mean" in said else f"; {context.command_path} --help lists the options"
     return f"{context.command_path}: {said[:1].lower()}{said[1:].replace('. (Did', ' (Did')}{mend}"
+
+
+def _in_words(said: str, kind: click.ParamType) -> str:  # type: ignore[type-arg, unused-ignore]
+    """What click says of a number, as this program says it."""
+    kind = getattr(kind, "kind", kind)
+    if wrong := re.fullmatch(r"(.+) is not a valid (float|integer)(?: range)?", said):
+        what, example = ("number", "0.5") if wrong[2] == "float" else ("whole number", "4")
+        said, inside = f"{wrong[1]} is not a {what}", f"for example {example}"
+    elif outside := re.fullmatch(r"(.+) is not in the range .+", said):
+        said, inside = f"{outside[1]} is out of range", ""
+    else:
+        return said
+    least, most = getattr(kind, "min", None), getattr(kind, "max", None)
+    if least is not None:
+        inside = f"give {least:,} or more" if most is None else f"give {least:,} to {most:,}"
+    return f"{said}; {inside}"
 
 
 def _nearest_option(context: click.Context, name: str) -> str:
@@ -137,6 +153,16 @@ def _nearest_option(context: click.Context, name: str) -> str:
     known = [flag for option in context.command.get_params(context) for flag in option.opts if flag.startswith("--")]
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"did you mean {near[0]!r}?" if near else f"{context.command_path} --help lists the options"
+
+
+def _stray(context: click.Context, error: click.ClickException) -> str:
+    """A word that no option takes, of a line that lacks an option: click tells the lack first, and the word is its cause."""
+    takes_words = any(isinstance(param, click.Argument) for param in context.command.params)
+    line = list((context.find_root().obj or {}).get("line", ()))
+    if takes_words or not isinstance(error, click.MissingParameter) or context.info_name not in line:
+        return ""
+    _, left, _ = context.command.make_parser(context).parse_args(line[line.index(context.info_name) + 1 :])
+    return left[0] if left else ""
 
 
 def _as_option(command: click.Command, word: str) -> str:
