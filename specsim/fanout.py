@@ -66,8 +66,20 @@ def parts_of(out: Path, mark: str) -> Path:
     return folder / f"part-{mark[:16]}"
 
 
-def drop(parts: Path) -> None:
-    """Remove the folder of the parts."""
+@contextlib.contextmanager
+def kept(out: Path | None, mark: Callable[[], str]) -> Iterator[Path | None]:
+    """`parts_of(out, mark())` while `out` is in the making (None: nothing is kept). The folder goes when `out` is whole, and when
+    the work ends before any part of it is."""
+    if out is None:
+        yield None
+        return
+    parts = parts_of(out, mark())
+    try:
+        yield parts
+    except BaseException:
+        if all(path.name == "mark" for path in parts.parent.iterdir()):
+            shutil.rmtree(parts.parent, ignore_errors=True)
+        raise
     shutil.rmtree(parts.parent, ignore_errors=True)
 
 
@@ -110,11 +122,13 @@ def _backend(joblib: Any, cluster: str | None, jobs: int) -> Iterator[None]:
     elif cluster.startswith("dask://"):
         distributed = _need("distributed", "dask")
         address = cluster.removeprefix("dask://")
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdecimal():
+            raise InputError(f"{cluster!r} names no host and port", where="--cluster", mend="give dask://HOST:PORT")
         try:
-            host, _, port = address.rpartition(":")
             socket.create_connection((host, int(port)), timeout=10).close()  # Dask itself would try for long
             client = distributed.Client(f"tcp://{address}", timeout=10, set_as_default=False)
-        except (OSError, ValueError, OverflowError) as error:
+        except (OSError, OverflowError) as error:
             raise WorkError(f"{cluster}: no Dask scheduler answers ({type(error).__name__}); nothing was run") from None
         with client, joblib.parallel_config(backend="dask", client=client, n_jobs=-1):
             yield
@@ -123,7 +137,7 @@ def _backend(joblib: Any, cluster: str | None, jobs: int) -> Iterator[None]:
         try:
             ray.init(address="auto" if cluster == "ray" else cluster, ignore_reinit_error=True, log_to_driver=False)
         except (ConnectionError, RuntimeError, ValueError) as error:
-            raise WorkError(f"{cluster}: no Ray cluster answers ({type(error).__name__}); start one: ray start --head") from None  # fmt: skip
+            raise WorkError(f"{cluster}: no Ray cluster answers ({type(error).__name__}), nothing was run; start one: ray start --head") from None  # fmt: skip
         from importlib import import_module
 
         import_module("ray.util.joblib").register_ray()

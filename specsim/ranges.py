@@ -65,6 +65,10 @@ def _range(part: str, option: str, room: int, whole: bool) -> list[Decimal]:
         values = _geometric(first, last, _number(step[1:], part, option), part, option, room)
         return [v.to_integral_value() for v in values] if whole else values
     by = _number(step, part, option)
+    if len(pieces) == 2 and (last - first) % 1:
+        raise InputError(
+            f"{part!r} takes steps of 1, which miss its end", where=option, mend=f"give a step: {part}:0.1"
+        )
     if by <= 0:
         raise InputError(f"{part!r} never ends", where=option, mend="give a step above 0")
     count = (last - first) / by + 1

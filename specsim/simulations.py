@@ -108,20 +108,18 @@ def simulate(
         raise InputError(f"{count:,} simulations", where="simulate", mend=f"{MOST:,} at most: make several runs of it")
     cases = [dict(case) for case in products(varied, lists)]
     tasks: list[Task] = [(i, {**single, **case}) for i, case in enumerate(cases)]
-    parts = None if out is None else fanout.parts_of(_csv_file(Path(out)), _mark(options, lists))
     rows: list[Mapping[str, Any]] = []
     sources: dict[str, Mapping[str, Any]] = {}  # of all of them, each once
-    for case, found in zip(
-        cases, fanout.run(partial(_row, parts, len(tasks)), tasks, jobs=jobs, cluster=cluster), strict=True
-    ):
-        sources |= {repr(source): source for source in found.pop("sources", ())}
-        rows.append({NAMES.get(name, name): _plain(value) for name, value in case.items()} | found)
-        report(len(rows), len(tasks), "simulations")
-    if all(row["error"] for row in rows):
-        raise InputError(rows[0]["error"])
-    if out is not None and parts is not None:
-        write_atomically(Path(out), _csv(rows))
-        fanout.drop(parts)
+    with fanout.kept(None if out is None else _csv_file(Path(out)), lambda: _mark(options, lists)) as parts:
+        run = fanout.run(partial(_row, parts, len(tasks)), tasks, jobs=jobs, cluster=cluster)
+        for case, found in zip(cases, run, strict=True):
+            sources |= {repr(source): source for source in found.pop("sources", ())}
+            rows.append({NAMES.get(name, name): _plain(value) for name, value in case.items()} | found)
+            report(len(rows), len(tasks), "simulations")
+        if all(row["error"] for row in rows):
+            raise InputError(rows[0]["error"])
+        if out is not None:
+            write_atomically(Path(out), _csv(rows))
     names = tuple(NAMES.get(name, name) for name in varied)
     return Simulations(names, tuple(rows), tuple(sources.values()), None if out is None else Path(out))
 

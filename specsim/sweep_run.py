@@ -122,15 +122,23 @@ def run(
     cases, warnings = _cases(spec)
     tasks = tasks_of(spec, cases, written=out is not None)
     total = sum(_size(spec, cases[t.case], t) for t in tasks)
-    kept_as = None if out is None else _parts(out, spec, cases)
-    work = partial(_work, spec, kept_as, kind)
     kept = Digest()
     done = 0
-    for task, found in zip(tasks, fanout.run(work, tasks, jobs=jobs, cluster=cluster), strict=True):
-        kept.add(found)
-        done += _size(spec, cases[task.case], task)
-        if progress:
-            progress(done, total)
+    with fanout.kept(out, lambda: _mark(spec, cases)) as parts:
+        run = fanout.run(partial(_work, spec, parts, kind), tasks, jobs=jobs, cluster=cluster)
+        for task, found in zip(tasks, run, strict=True):
+            kept.add(found)
+            done += _size(spec, cases[task.case], task)
+            if progress:
+                progress(done, total)
+        if out is not None and parts is not None:
+            written = [_part(parts, task, kind) for task in tasks]
+            missing = next((p for p in written if not p.exists()), None)
+            if missing is not None:
+                raise WorkError(
+                    f"{missing}: is not here; workers on other machines need a file system shared with this one"
+                )
+            join_parts(written, out)
     if kept.unreachable:
         warnings.append(
             f"{kept.unreachable:,} configurations ask for a longer accept length than their draft tokens allow: left out"
@@ -139,15 +147,6 @@ def run(
         few, count = len(shown(spec, axis)), len(getattr(spec, axis))
         if few < count:
             warnings.append(f"maps show {few} of the {count:,} values of {axis}; rows hold all")
-    if out is not None and kept_as is not None:
-        parts = [_part(kept_as, task, kind) for task in tasks]
-        missing = next((p for p in parts if not p.exists()), None)
-        if missing is not None:
-            raise WorkError(
-                f"{missing}: is not here; workers on other machines need a file system shared with this one"
-            )
-        join_parts(parts, out)
-        fanout.drop(kept_as)
     rows = list(_records(spec, tasks)) if total <= LISTED else None
     return Result(spec, cases, kept, rows, out, tuple(dict.fromkeys(warnings)))
 
@@ -189,8 +188,8 @@ def _records(spec: Spec, tasks: list[Task]) -> Iterator[dict[str, Any]]:
 # --- parts that last ------------------------------------------------------------------------------------------------
 
 
-def _parts(out: Path, spec: Spec, cases: dict[int, Case]) -> Path:
-    """How the names of the parts begin; their folder is emptied when it is of another sweep."""
+def _mark(spec: Spec, cases: dict[int, Case]) -> str:
+    """What the rows depend on: the axes, and each scenario down to its numbers."""
     from specsim import sweep_rows
 
     scenarios = [lane.scenario for case in cases.values() for lane in case.lanes]
@@ -198,19 +197,18 @@ def _parts(out: Path, spec: Spec, cases: dict[int, Case]) -> Path:
     axes = repr(
         (spec.draft_tokens, spec.batch, spec.context, spec.kind, spec.acceptance, sweep_rows.COLUMNS, list(cases))
     )
-    mark = hashlib.sha256("\n".join([axes, *said]).encode()).hexdigest()
-    return fanout.parts_of(out, mark)
+    return hashlib.sha256("\n".join([axes, *said]).encode()).hexdigest()
 
 
-def _part(kept_as: Path, task: Task, kind: str) -> Path:
-    return kept_as.with_name(f"{kept_as.name}-{task.case}-{task.batch[0]}-{task.context[0]}.{kind}")
+def _part(parts: Path, task: Task, kind: str) -> Path:
+    return parts.with_name(f"{parts.name}-{task.case}-{task.batch[0]}-{task.context[0]}.{kind}")
 
 
-def _work(spec: Spec, kept_as: Path | None, kind: str, task: Task) -> Digest:
+def _work(spec: Spec, parts: Path | None, kind: str, task: Task) -> Digest:
     """One task: its digest, and its rows in the parts' folder where there is one. What is there already is not done again."""
-    if kept_as is None:
+    if parts is None:
         return digest(spec, task)
-    part = _part(kept_as, task, kind)
+    part = _part(parts, task, kind)
     note = part.with_suffix(".json")
     if part.exists() and note.exists():
         return Digest(**json.loads(note.read_text()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
 import subprocess
 import sys
 import tracemalloc
@@ -16,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specsim import fanout, sweep_rows, sweep_run
+from specsim import cli, fanout, sweep_rows, sweep_run
 from specsim import sweeps as sweep
 from specsim.cycle import evaluate
 from specsim.errors import InputError, SpecsimError, WorkError
@@ -85,7 +86,7 @@ def test_steps_of_fractions_are_exact():
 
 @pytest.mark.parametrize(
     "text",
-    ["", ",", "1,,2", "a", "1:2:3:4", "9:2", "1:9:0", "1:9:-1", "1:9:x1", "0:9:x2", "1:9:x0.5", "1.5", "1:", ":2", "nan", "inf", "1e999", "1:1e15", "1:2:0.0000000001", "1:1e9:x1.000001", "1_0", "٣", "0x10"],
+    ["", ",", "1,,2", "a", "1:2:3:4", "9:2", "1:2.5", "1:9:0", "1:9:-1", "1:9:x1", "0:9:x2", "1:9:x0.5", "1.5", "1:", ":2", "nan", "inf", "1e999", "1:1e15", "1:2:0.0000000001", "1:1e9:x1.000001", "1_0", "٣", "0x10"],
 )  # fmt: skip
 def test_bad_ranges_are_one_line_with_the_option(text):
     with pytest.raises(InputError) as error:
@@ -275,22 +276,25 @@ def test_large_random_tables_cut_long_rows(monkeypatch):
 
 def test_memory_does_not_grow_with_the_sweep(monkeypatch):
     """Six times the acceptances, and four times the contexts: the same memory."""
-    monkeypatch.setattr(sweep, "COST_VALUES", 2**12)
-    monkeypatch.setattr(sweep, "BLOCK_ROWS", 2**15)
-    monkeypatch.setattr(sweep, "TASK_ROWS", 2**17)
+    monkeypatch.setattr(sweep, "COST_VALUES", 2**10)
+    monkeypatch.setattr(sweep, "BLOCK_ROWS", 2**13)
+    monkeypatch.setattr(sweep, "TASK_ROWS", 2**15)
 
-    def peak(rates: int, contexts: int) -> float:
-        spec = small_spec(
-            batch=tuple(range(1, 65)), context=tuple(range(1000, 1000 + contexts)), draft_tokens=(2, 3, 4, 5),
+    def of(rates: int, contexts: int) -> Spec:
+        return small_spec(
+            batch=tuple(range(1, 17)), context=tuple(range(1000, 1000 + contexts)), draft_tokens=(2, 3, 4, 5),
             acceptance=tuple(i / rates for i in range(rates)),
         )  # fmt: skip
+
+    def peak(rates: int, contexts: int) -> float:
         tracemalloc.start()
-        assert sweep_run.run(spec).digest.configurations == 64 * contexts * 4 * rates
+        assert sweep_run.run(of(rates, contexts)).digest.configurations == 16 * contexts * 4 * rates
         found = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         return found
 
-    assert peak(600, 80) < 1.3 * peak(100, 20) + 2e6
+    sweep_run.run(of(2, 2))  # what is made once: modules, tables
+    assert peak(200, 30) < 1.3 * peak(50, 10) + 5e5
 
 
 # --- what is kept ---------------------------------------------------------------------------------------------------
@@ -434,6 +438,19 @@ def test_a_folder_with_other_files_is_left_alone(tmp_path):
     assert (tmp_path / "a.csv.parts" / "thesis.txt").exists()
 
 
+@pytest.fixture
+def specsim(capsys):
+    """Run the command line in this process: (exit code, standard output, standard error)."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as done:
+            cli.main(arguments)
+        captured = capsys.readouterr()
+        return done.value.code or 0, captured.out, captured.err
+
+    return run
+
+
 # --- fan-out --------------------------------------------------------------------------------------------------------
 
 
@@ -513,29 +530,26 @@ SWEEP = ["sweep", "--model", "Llama-3.1-8B", "--hardware", "1x-h200,1x-rtx-5090"
 
 
 def run_cli(arguments: list[str], timeout: float = 120) -> subprocess.CompletedProcess[str]:
-    """The command line in a process of its own, with both commands in its table."""
-    code = (
-        "import sys; from specsim import cli; [cli.COMMANDS.setdefault(n, '') for n in ('sweep', 'plan')]; cli.main()"
-    )
-    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=timeout, check=False)  # fmt: skip
+    """The command line in a process of its own."""
+    command = [sys.executable, "-m", "specsim", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
 
 
-def test_processes_give_the_same_to_the_bit():
+def test_processes_give_the_same_to_the_bit(specsim):
     pytest.importorskip("joblib", reason="joblib is optional")
-    one, two = run_cli(SWEEP), run_cli([*SWEEP, "--jobs", "2"])
-    assert one.returncode == two.returncode == 0, two.stderr
-    assert one.stdout == two.stdout
+    code, alone, _ = specsim(*SWEEP)
+    two = run_cli([*SWEEP, "--jobs", "2"])
+    assert code == two.returncode == 0, two.stderr
+    assert alone == two.stdout
 
 
 DASK = """
-import sys
-from test_sweep import SWEEP, run_cli
+from specsim import cli
+from test_sweep import SWEEP
 if __name__ == "__main__":
     from distributed import LocalCluster
     with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
-        done = run_cli([*SWEEP, "--cluster", cluster.scheduler_address.replace("tcp://", "dask://")])
-        sys.stdout.write(done.stdout)
-        sys.stderr.write(done.stderr)
+        cli.main([*SWEEP, "--cluster", cluster.scheduler_address.replace("tcp://", "dask://")])
 """
 RAY = """
 import sys
@@ -551,31 +565,44 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize(("package", "script"), [("distributed", DASK), ("ray", RAY)])
-def test_a_local_cluster_of_two_workers_gives_the_same(tmp_path, package, script):
+def test_a_local_cluster_of_two_workers_gives_the_same(specsim, tmp_path, package, script):
     if find_spec(package) is None or find_spec("joblib") is None:
         pytest.skip(f"{package} is optional and not installed")
     file = tmp_path / "cluster.py"
     file.write_text(script)
     here = str(Path(__file__).parent)
-    done = subprocess.run([sys.executable, file], capture_output=True, text=True, timeout=240, check=False, env={**_environment(), "PYTHONPATH": here})  # fmt: skip
-    assert done.stdout == run_cli(SWEEP).stdout, done.stderr[-2000:]
+    done = subprocess.run([sys.executable, file], capture_output=True, text=True, timeout=240, check=False, env={**os.environ, "PYTHONPATH": here})  # fmt: skip
+    assert done.stdout == specsim(*SWEEP)[1], done.stderr[-2000:]
 
 
-def _environment() -> dict[str, str]:
-    import os
-
-    return dict(os.environ)
-
-
-def test_a_dead_cluster_is_one_line():
+def test_a_dead_cluster_is_one_line_and_leaves_nothing(specsim, tmp_path):
     if find_spec("distributed") is None or find_spec("joblib") is None:
         pytest.skip("distributed is optional and not installed")
-    done = run_cli([*SWEEP, "--cluster", "dask://127.0.0.1:1"])
-    assert done.returncode == 1
-    assert "no Dask scheduler answers" in done.stderr.splitlines()[-1]
-    assert "Traceback" not in done.stderr
-    again = run_cli([*SWEEP, "--engine", "dask://127.0.0.1:1,vllm"])
-    assert (again.returncode, again.stderr) == (done.returncode, done.stderr)
+    out = ["--out", str(tmp_path / "rows.csv")]
+    for line in (["--cluster", "dask://127.0.0.1:1"], ["--engine", "dask://127.0.0.1:1,vllm"]):
+        code, _, err = specsim(*SWEEP, *line, *out)
+        assert (code, err.count("\n")) == (1, 1)
+        assert "no Dask scheduler answers (ConnectionRefusedError); nothing was run" in err
+        assert not list(tmp_path.iterdir())
+
+
+def test_what_is_kept_goes_with_the_whole_or_when_nothing_is(tmp_path):
+    """A folder with a part in it stays after a failure, for the next run; one without goes."""
+    out = tmp_path / "rows.csv"
+
+    def fails(after: int) -> None:
+        with fanout.kept(out, lambda: "one") as parts:
+            for i in range(after):
+                parts.with_name(f"{parts.name}-{i}.csv").touch()
+            raise WorkError("the cluster went away")
+
+    for made in (0, 1):
+        with pytest.raises(WorkError):
+            fails(made)
+        assert (tmp_path / "rows.csv.parts").exists() == bool(made)
+    with fanout.kept(out, lambda: "one") as parts:
+        assert parts.with_name(f"{parts.name}-0.csv").exists(), "taken up again"
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_lowest_break_even_is_found_by_number_not_by_text():
@@ -588,22 +615,6 @@ def test_the_lowest_break_even_is_found_by_number_not_by_text():
 
 
 # --- the command ----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def specsim(monkeypatch, capsys):
-    """Run the command line in this process: (exit code, standard output, standard error)."""
-    from specsim import cli
-
-    monkeypatch.setitem(cli.COMMANDS, "sweep", "")
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as done:
-            cli.main(arguments)
-        captured = capsys.readouterr()
-        return done.value.code or 0, captured.out, captured.err
-
-    return run
 
 
 def test_json_is_one_document(specsim):
@@ -642,6 +653,8 @@ def test_output_for_people(specsim, arguments, said):
         (["--batch", "0"], "--batch"),
         (["--batch", "9:1"], "goes down"),
         (["--accept-rate", "0.5:1.5:0.5"], "--accept-rate"),
+        (["--accept-rate", "0.3:0.95"], "steps of 1, which miss its end; give a step: 0.3:0.95:0.1"),
+        (["--cluster", "dask://here"], "give dask://HOST:PORT"),
         (["--accept-rate", "0.5", "--accept-length", "2"], "stated twice"),
         (["--model", "Kimi-K2.5,nothing-like-it", "--tp", "3"], "heads"),
         (["--draft-tokens", "1"], "--draft-tokens"),
