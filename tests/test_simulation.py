@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from builders import dense, moe, scenario
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 import specsim
 from specsim.acceptance import Acceptance
@@ -43,6 +44,7 @@ from specsim.workload import BLOCK, PS, Lengths, Requests, synthetic
 
 pytest.importorskip("numba", reason="the compiled kernel needs numba, which the dev extra installs")
 
+Array = NDArray[np.float64]
 PLAIN = {"method": "none", "d": 1}
 
 
@@ -71,32 +73,47 @@ def queue(token_s: float) -> Server:
 # Theory
 
 
+def one_server_queue(blocks: list[Requests], seconds: Callable[[Requests], Array]) -> Array:
+    """The wait of every request at a server that takes one at a time, in order (Lindley's recursion
+    W' = max(0, W + service - gap), solved by a running minimum)."""
+    arrival = np.concatenate([b.arrival for b in blocks]) / PS
+    service = np.concatenate([seconds(b) for b in blocks])
+    steps = np.concatenate([[0.0], np.cumsum(service[:-1] - np.diff(arrival))])
+    return np.asarray(steps - np.minimum.accumulate(steps))
+
+
 @pytest.mark.parametrize("load", [0.3, 0.6, 0.8])
 def test_m_d_1(load: float) -> None:
-    """Poisson arrivals, service of exactly 1 s: the mean wait is load / (2 (1 - load)) s (Pollaczek-Khinchine)."""
-    run = simulate(queue(0.001), synthetic(1_500_000, Lengths(1000), Lengths(1), rate=load, seed=1))
-    wait = run.metrics.latencies["queue_time"]
-    assert wait is not None
-    assert wait.mean / 1e3 == pytest.approx(load / (2 * (1 - load)), rel=0.01)
-    assert run.metrics.utilisation == pytest.approx(load, rel=0.01)
+    """Poisson arrivals, service of exactly 1 s: the mean wait is load / (2 (1 - load)) s (Pollaczek-Khinchine).
+
+    1,500,000 requests of `synthetic` wait so long by Lindley's recursion, and the simulator gives each of the first 200,000 of
+    them just that wait."""
+    blocks = list(synthetic(1_500_000, Lengths(1000), Lengths(1), rate=load, seed=1))
+    waits = one_server_queue(blocks, lambda b: b.input_tokens * 0.001)
+    assert waits.mean() == pytest.approx(load / (2 * (1 - load)), rel=0.01)
+    m = simulate(queue(0.001), synthetic(200_000, Lengths(1000), Lengths(1), rate=load, seed=1)).metrics
+    assert m.rows is not None
+    assert np.abs((m.rows[:, 2] - m.rows[:, 1]) / PS - waits[:200_000]).max() < 1e-6
+    assert m.utilisation == pytest.approx(load, rel=0.01)
 
 
 @pytest.mark.parametrize("load", [0.3, 0.6])
 def test_m_m_1(load: float) -> None:
-    """Exponential service of mean 1 s: the mean wait is load / (1 - load) s; the queue holds load^2 / (1 - load)."""
-
-    def blocks(n: int) -> Iterator[Requests]:
-        sizes = np.random.default_rng(5)
-        for block in synthetic(n, Lengths(1), Lengths(1), rate=load, seed=2):
-            yield replace(
-                block, input_tokens=np.maximum(np.rint(sizes.exponential(1e6, len(block))), 1).astype(np.int64)
-            )
-
-    m = simulate(queue(1e-6), blocks(1_500_000)).metrics
-    wait = m.latencies["queue_time"]
-    assert wait is not None
-    assert wait.mean / 1e3 == pytest.approx(load / (1 - load), rel=0.01)
-    assert m.json()["mean_waiting"] == pytest.approx(load**2 / (1 - load), rel=0.01)
+    """Exponential service of mean 1 s: the mean wait is load / (1 - load) s; the queue holds load^2 / (1 - load). Held as for M/D/1;
+    the queue is rate x wait (Little), over the run of the first 200,000."""
+    blocks = []
+    sizes = np.random.default_rng(5)
+    for block in synthetic(1_500_000, Lengths(1), Lengths(1), rate=load, seed=2):
+        tokens = np.maximum(np.rint(sizes.exponential(1e6, len(block))), 1).astype(np.int64)
+        blocks.append(replace(block, input_tokens=tokens))
+    waits = one_server_queue(blocks, lambda b: b.input_tokens * 1e-6)
+    assert waits.mean() == pytest.approx(load / (1 - load), rel=0.01)
+    first = blocks[:6]
+    count = sum(map(len, first))
+    m = simulate(queue(1e-6), iter(first)).metrics
+    assert m.rows is not None
+    assert np.abs((m.rows[:, 2] - m.rows[:, 1]) / PS - waits[:count]).max() < 1e-6
+    assert m.json()["mean_waiting"] == pytest.approx(waits[:count].sum() / m.duration_s, rel=1e-5)
 
 
 def test_little_s_law() -> None:
@@ -301,7 +318,7 @@ def test_kernel_equals_reference_and_nothing_is_lost(case: tuple[Server, dict[st
 def test_blocks_do_not_matter() -> None:
     """The same requests in one block or in many, with a queue longer than a block, give the same run."""
     server = Server(Costs.fixed(0.01, 0.001, batch=4), "prefill-first", 4, 512, 4096)
-    whole = list(synthetic(3000, Lengths(100), Lengths(20), rate=30.0))
+    whole = list(synthetic(700, Lengths(100), Lengths(20), rate=30.0))
     single = [
         Requests(
             *(np.concatenate([getattr(b, n) for b in whole]) for n in ("arrival", "input_tokens", "output_tokens"))
@@ -309,7 +326,7 @@ def test_blocks_do_not_matter() -> None:
     ]
     pieces = [
         Requests(*(getattr(single[0], n)[i : i + 7] for n in ("arrival", "input_tokens", "output_tokens")))
-        for i in range(0, 3000, 7)
+        for i in range(0, 700, 7)
     ]
     for clients in (None, 6):
         runs_ = [
