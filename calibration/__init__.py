@@ -8,6 +8,7 @@ Each module that measures something supplies the same few names:
     RANKS     "one" (GPU 0 alone), "all" (every rank at once) or "groups" (subgroups of 2 up to all ranks)
     cases(context) -> list[Case]           sizes to measure
     run(context, case) -> Measurement      samples in seconds
+    NEEDS     where it cannot be measured on every box: what it takes
 
 and, where kernels are compiled at their first use, `compile_s(case)`, the seconds that may take, and `prepare(context, case)`.
 

@@ -22,6 +22,7 @@ NAME = "allreduce"
 WHAT = "all-reduce for 2 up to all ranks: in a graph between small kernels, alone, and eager"
 AGAINST = "bytes of one rank's buffer; the sum is checked first"
 UNITS = "seconds a call"
+NEEDS = "two ranks and more"
 RANKS = "groups"
 
 KB = 1024
@@ -207,7 +208,8 @@ def _engine(context: Context, name: str, n: int, control: str) -> Kernel:
         try:
             context.cache[key] = build(name, context.cache[control], context.device)
         except Exception as error:  # any failure of a foreign package means: not usable
-            context.cache[key] = RuntimeError(f"{type(error).__name__}: {error}")
+            named = RuntimeError(f"{type(error).__name__}: {error}")
+            context.cache[key] = error if isinstance(error, RuntimeError) else named
     found = context.cache[key]
     if isinstance(found, RuntimeError):
         raise found

@@ -23,6 +23,7 @@ NAME = "blockwise"
 WHAT = "fp8 projections scaled in blocks, by the engine's kernels, in a graph with cold weights"
 AGAINST = "weight, input and output bytes; flops"
 UNITS = "seconds a call"
+NEEDS = "a GPU of compute capability 8.9 or later and SGLang, or a Hopper and DeepGEMM"
 RANKS = "one"
 CLASSES = ("gemm_fp8_triton", "gemm_fp8_deepgemm")
 BLOCK = 128

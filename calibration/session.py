@@ -21,7 +21,7 @@ from typing import Any
 from specsim.calibration import MEASUREMENTS, health
 from specsim.calibration.allreduce import VARIANTS
 from specsim.calibration.context import dumps
-from specsim.calibration.engine_allreduce import ENGINES, importable
+from specsim.calibration.engine_allreduce import ENGINES, PACKAGES, importable
 from specsim.calibration.launch import Setting, Stage, finished, result_of, results, run_stage
 
 from specsim.errors import InputError, WorkError, did_you_mean
@@ -69,7 +69,7 @@ class TimeIsUp(Exception):
 
 @dataclass(frozen=True)
 class Progress:
-    """Cases finished and known, what runs now, seconds so far and to come."""
+    """Cases finished and known (0 while a stage has not said what it has), what runs now, seconds so far and to come."""
 
     done: int
     total: int
@@ -104,6 +104,9 @@ def stages(plan: Plan) -> list[Stage]:
             raise InputError(f"no operator class {name!r}", where="--skip", mend=did_you_mean(name, classes))
     if plan.kinds and "allreduce" not in wanted:
         raise InputError("is about allreduce", where="--kinds", mend="add it to --only, or leave --kinds out")
+    if plan.ranks == 1 and "allreduce" in plan.only:
+        mend = "give --gpus 2 or more, or leave allreduce out"
+        raise InputError(f"allreduce needs {every['allreduce'].NEEDS}", where="--only", mend=mend)
     modules = {name: module for name, module in every.items() if name in wanted}
     shared = plan.ranks > 1
     alone = tuple(n for n, m in modules.items() if m.RANKS == "one" or (m.RANKS == "all" and not shared))
@@ -132,6 +135,9 @@ def _implementations(plan: Plan) -> list[str]:
     for name in plan.kinds:
         if name not in (*VARIANTS, *GROUPS):
             raise InputError(f"no all-reduce {name!r}", where="--kinds", mend=did_you_mean(name, (*VARIANTS, *GROUPS)))
+        if name in ENGINES and not importable(name):
+            needed = " or ".join(PACKAGES[name])
+            raise InputError(f"{name} needs {needed}, not installed here", where="--kinds", mend="install it, or leave it out")  # fmt: skip
     engines = [name for name in ENGINES if importable(name) and not plan.no_p2p and plan.nodes == 1]
     forced = [n for n in VARIANTS if n != "nccl" and n not in ENGINES and not (plan.no_p2p and n == "nccl-no-p2p")]
     if plan.kinds:
@@ -172,7 +178,11 @@ def prepare(plan: Plan, *, resume: bool) -> None:
     forgotten: they are measured again."""
     if plan.node > 0:
         return  # the first node leads
-    again = {(stage.name, measure) for stage in stages(plan) for measure in stage.measures}
+    todo = stages(plan)
+    if not todo:
+        why = "none of them can run here: no engine is installed, or peer access is off"
+        raise InputError(why, where="--kinds", mend="leave --kinds out, or give others")
+    again = {(stage.name, measure) for stage in todo for measure in stage.measures}
     path = plan.folder / "plan.json"
     known = finished(plan.folder)
     if known and not resume:
@@ -250,18 +260,39 @@ def run(plan: Plan, report: Callable[[Progress], None], trouble: Callable[[str],
     except TimeIsUp:
         ended = f"not all was measured in {plan.time_limit_s:.0f} s: run the same line with --resume for the rest"
     found = results(plan.folder)
+    of_this_run = [ended] if ended else _without_cases(plan, todo)  # not told by later ones
     if interrupted and not any(r["status"] == "done" for r in found):
         raise KeyboardInterrupt
     if not any(r["status"] == "done" for r in found):
-        first = troubles[0] if troubles else ended or next((r["error"] for r in found), "no measurement ran")
+        errors = (str(r["error"]) for r in found)
+        first = next(iter([*troubles, *of_this_run, *errors]), "no measurement ran")
         raise WorkError(f"nothing could be measured: {first} (logs in {plan.folder / 'logs'})")
     for finding in health.under_load(clock.seen):
         troubles.append(finding.line)
         trouble(finding.line)
     _keep_troubles(plan, troubles)
-    troubles += [ended] if ended else []
+    troubles += of_this_run
     surroundings = environment(plan, todo, box, clock.samples)
     return Outcome(found, surroundings, box.document() if box else None, troubles, interrupted, tuple(unfinished))
+
+
+def _without_cases(plan: Plan, todo: list[Stage]) -> list[str]:
+    """What was asked for by name and has nothing to measure on this box."""
+    planned: set[str] = set()
+    for stage in todo:
+        try:
+            cases = json.loads((plan.folder / f"{stage.name}.cases.json").read_text())["cases"]
+        except (OSError, ValueError, KeyError):  # it ended before it said so, which is told already
+            return []
+        planned |= {case["measure"] for case in cases}
+    said = []
+    for name in plan.only:
+        module = importlib.import_module(f"specsim.calibration.{name}")
+        if name not in planned:
+            left = set(module.CLASSES) - set(plan.without)
+            why = f"it needs {module.NEEDS}" if left and hasattr(module, "NEEDS") else "--skip leaves none of it"
+            said.append(f"{name}: nothing to measure here: {why}")
+    return said
 
 
 def _known_troubles(folder: Path) -> list[str]:
@@ -344,13 +375,14 @@ class _Clock:
     def progress(self) -> Progress:
         done = finished(self.plan.folder)
         estimates: dict[str, float] = {}
-        left = 0.0
+        left, known = 0.0, True
         for number, stage in enumerate(self.todo):
             with contextlib.suppress(OSError, ValueError, KeyError):
                 cases = json.loads((self.plan.folder / f"{stage.name}.cases.json").read_text())["cases"]
                 estimates |= {c["key"]: float(c["estimate_s"]) for c in cases}
                 left += START_S[self.plan.cpu] * (number > self.stage)
                 continue
+            known = False
             usual = {"one": 60.0, "all": 45.0} | dict.fromkeys(ENGINES, 30.0)
             left += START_S[self.plan.cpu] + usual.get(stage.name, 6.0) * (0.4 if self.plan.quick else 1.0)
         elapsed = time.monotonic() - self.started
@@ -358,7 +390,7 @@ class _Clock:
         planned = sum(estimates[k] for k in fresh)
         pace = min(3.0, max(0.1, (elapsed - START_S[self.plan.cpu]) / planned)) if len(fresh) > 5 else 0.6
         left += pace * sum(t for k, t in estimates.items() if k not in done)
-        return Progress(len(done & set(estimates)), len(estimates), self._now(), elapsed, left)
+        return Progress(len(done & set(estimates)), len(estimates) if known else 0, self._now(), elapsed, left)
 
     def _now(self) -> str:
         name = self.todo[self.stage].name

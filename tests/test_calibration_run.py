@@ -573,6 +573,9 @@ def test_workers_die_with_a_killed_launcher(tmp_path: Path) -> None:
         (["--skip", "moe_int5"], 2, "did you mean 'moe_int4'?"),
         (["--kinds", "nccl-three"], 2, "did you mean 'nccl-tree'?"),
         (["--kinds", "nccl", "--only", "gemm"], 2, "is about allreduce"),
+        (["--only", "allreduce", "--ranks", "1"], 2, "--only: allreduce needs two ranks and more"),
+        (["--kinds", "flashinfer"], 2, "--kinds: flashinfer needs flashinfer, not installed here"),
+        (["--kinds", "engines", "--only", "allreduce"], 2, "none of them can run here"),
         (["--name", "a/b"], 2, "cannot be a file's name"),
         (["--node-rank", "1"], 2, "no node 1 among 1"),
         (["--nnodes", "2", "--master", "host:port"], 2, "--master HOST:PORT"),
@@ -589,6 +592,51 @@ def test_bad_options_are_one_line(
     assert words in errors
     assert len(errors.strip().splitlines()) == 1
     assert not list((tmp_path / "out").glob("done/*"))  # told before anything is measured
+
+
+def test_what_has_nothing_to_measure_here_says_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines' products on a box without a GPU, asked for by name: alone an error, beside others a line. What --skip left out says
+    so, and a stage that ended before it planned says nothing."""
+    from specsim.calibration import session
+
+    def stage(stage: Any, setting: Any, event: Any, *, number: int) -> list[str]:
+        cases = [{"measure": "peak"}] if "peak" in stage.measures else []
+        (setting.folder / f"{stage.name}.cases.json").write_text(json.dumps({"cases": cases, "environment": {}}))
+        if cases:
+            written(setting.folder, "peak", "copy")
+        return []
+
+    def told(only: str, **options: Any) -> list[str]:
+        plan = session.Plan(tmp_path, 1, cpu=True, only=tuple(only.split(",")), **options)
+        return session.run(plan, lambda _: None, lambda _: None).troubles
+
+    monkeypatch.setattr(session, "run_stage", stage)
+    with pytest.raises(WorkError, match="blockwise: nothing to measure here: it needs a GPU"):
+        told("blockwise")
+    (text,) = told("blockwise,peak")
+    assert text.startswith("blockwise: nothing to measure here")
+    assert told("peak") == []
+    (text,) = told("peak,gemm", without=("gemm_bf16", "gemm_fp8"))
+    assert text == "gemm: nothing to measure here: --skip leaves none of it"
+    monkeypatch.setattr(session, "run_stage", lambda *_, **__: ["one: died"])
+    (tmp_path / "one.cases.json").unlink()
+    assert told("blockwise,peak") == ["one: died"]
+
+
+def test_progress_goes_by_time_and_counts_no_stage_that_has_not_planned(tmp_path: Path) -> None:
+    """Two stages, the first with both of its cases on disk: 2 measured, of a number that is not known yet."""
+    from specsim.calibration import session
+
+    plan = session.Plan(tmp_path, 2, cpu=True, only=("copies", "peak"))
+    written(tmp_path, "copies", "h2d")
+    written(tmp_path, "copies", "d2h")
+    cases = [{"key": f"copies.{kind}.all", "estimate_s": 1.0} for kind in ("h2d", "d2h")]
+    (tmp_path / "one.cases.json").write_text(json.dumps({"cases": cases}))
+    clock = session._Clock(plan, session.stages(plan))
+    assert (clock.progress().done, clock.progress().total) == (2, 0)
+    assert clock.progress().left_s > 0
+    (tmp_path / "all.cases.json").write_text(json.dumps({"cases": [{"key": "peak.copy.all", "estimate_s": 1.0}]}))
+    assert (clock.progress().done, clock.progress().total) == (2, 3)
 
 
 def test_nothing_creates_multicast_objects_unless_asked() -> None:

@@ -14,7 +14,7 @@ from specsim.pages import Line, Page, grid
 
 if TYPE_CHECKING:
     from specsim.calibrate import Result
-    from specsim.calibration.session import Outcome, Plan
+    from specsim.calibration.session import Outcome, Plan, Progress
     from specsim.profiles import Profile
     from specsim.records import Record
 
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 @click.option(
     "--only",
     metavar="NAMES",
-    help="Measure these alone, separated by commas: peak, launches, small, gemm, moe, attention, copies, allreduce; default all.",
+    help="Measure these alone, separated by commas: peak, launches, small, gemm, blockwise, moe, attention, copies, allreduce; default all.",
 )
 @click.option(
     "--kinds",
@@ -136,7 +136,7 @@ def command(**options: Any) -> None:
         try:
             outcome = session.run(
                 plan,
-                lambda p: meter(p.done, p.total, f"{p.done} of {p.total} measured, {p.now}", p.left_s),
+                lambda p: meter(p.elapsed_s, p.elapsed_s + p.left_s, _measured(p), p.left_s),
                 lambda text: meter.note(f"warning: {text}"),
             )
         except KeyboardInterrupt:
@@ -153,6 +153,11 @@ def command(**options: Any) -> None:
     if outcome.interrupted:
         note(f"interrupted; what was measured is in {plan.folder}: run the same line with --resume for the rest")
         sys.exit(130)
+
+
+def _measured(p: Progress) -> str:
+    of = f" of {p.total}" if p.total else ""
+    return f"{p.done}{of} measured, {p.now}"
 
 
 def _plan(options: dict[str, Any]) -> tuple[Plan, str]:
@@ -204,6 +209,8 @@ def _said(plan: Plan, model: str | None) -> str:
         if not plan.shapes.get(kind, True) and measure in names and measure not in plan.only:
             names.remove(measure)
             lacks.append(kind)
+    if plan.cpu and "blockwise" in names and not plan.only:  # engines' kernels, on GPUs alone
+        names.remove("blockwise")
     if kinds and "attention" in names:
         lacks += [f"{kind.upper()} attention" for kind in ("gqa", "mla") if kind not in kinds]
     unit = "process" if plan.cpu else "GPU"
