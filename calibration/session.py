@@ -104,9 +104,11 @@ def stages(plan: Plan) -> list[Stage]:
             raise InputError(f"no operator class {name!r}", where="--skip", mend=did_you_mean(name, classes))
     if plan.kinds and "allreduce" not in wanted:
         raise InputError("is about allreduce", where="--kinds", mend="add it to --only, or leave --kinds out")
-    if plan.ranks == 1 and "allreduce" in plan.only:
-        mend = "give --gpus 2 or more, or leave allreduce out"
-        raise InputError(f"allreduce needs {every['allreduce'].NEEDS}", where="--only", mend=mend)
+    if plan.ranks == 1 and ("allreduce" in plan.only or plan.kinds):
+        needs = f"allreduce needs {every['allreduce'].NEEDS}"
+        raise InputError(
+            needs, where="--kinds" if plan.kinds else "--only", mend="give --gpus 2 or more, or leave it out"
+        )
     modules = {name: module for name, module in every.items() if name in wanted}
     shared = plan.ranks > 1
     alone = tuple(n for n, m in modules.items() if m.RANKS == "one" or (m.RANKS == "all" and not shared))

@@ -142,8 +142,13 @@ def no_folder(path: Path) -> str:
 
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Write text or bytes so that a reader sees the old file or the new one, never half. Makes the folder, for work folders;
-    a file that a user names is checked first (`no_folder`). Raises WorkError when it cannot."""
+    a file that a user names is checked first (`no_folder`). A link stays one, and a pipe or a device (/dev/stdout, /dev/null) is
+    written to, not replaced. Raises WorkError when it cannot."""
     try:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            path.write_bytes(content.encode() if isinstance(content, str) else content)
+            return
+        path = Path(os.path.realpath(path))
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
         try:

@@ -553,6 +553,32 @@ def test_interrupt_leaves_no_process_and_resume_measures_the_rest_only(
     assert len(after) > len(before)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_lost_terminal_is_an_interruption(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    """As Ctrl-C, not the end of the process: what was measured is told, and workers go before the launcher does."""
+    from specsim.calibration import session
+
+    def stage(stage: Any, setting: Any, event: Any, **_: Any) -> list[str]:
+        written(setting.folder, "peak", "copy")
+        os.kill(os.getpid(), number)
+        time.sleep(5)
+        raise AssertionError("not interrupted")
+
+    monkeypatch.setattr(session, "run_stage", stage)
+    before = [(each, signal.getsignal(each)) for each in (signal.SIGTERM, signal.SIGHUP)]
+    signal.signal(number, signal.SIG_DFL)
+    try:
+        code, _, errors = specsim(capsys, "calibrate", "--cpu", "--only", "peak", "--out", tmp_path / "out")
+    finally:
+        for each, handler in before:
+            signal.signal(each, handler)
+    assert code == 130
+    assert "interrupted; what was measured is in" in errors
+    assert (tmp_path / "out" / "2x-cpu.yaml").exists()
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's")
 def test_workers_die_with_a_killed_launcher(tmp_path: Path) -> None:
     out = tmp_path / "out"
@@ -580,8 +606,12 @@ def test_workers_die_with_a_killed_launcher(tmp_path: Path) -> None:
         (["--node-rank", "1"], 2, "no node 1 among 1"),
         (["--nnodes", "2", "--master", "host:port"], 2, "--master HOST:PORT"),
         (["--experts", "1,2"], 2, "four whole numbers"),
+        (["--tp", "2"], 2, "--tp: is about a model's shapes"),
+        (["--model", "Llama-3.1-8B", "--tp", "3"], 2, "tp 3 does not divide 32 attention heads"),
+        (["--refit", "x.record.json"], 2, "--out: says nothing with --refit"),
+        (["--kinds", "nccl", "--ranks", "1"], 2, "--kinds: allreduce needs two ranks and more"),
         (["--nnodes", "2"], 2, "--master"),
-        (["--ranks", "0"], 2, "0 is not in the range"),
+        (["--ranks", "0"], 2, "--gpus: 0 is out of range; give 1 to 1,024"),
     ],
 )
 def test_bad_options_are_one_line(

@@ -11,7 +11,7 @@ import pytest
 
 from specsim.configs import PRESETS, load_model
 from specsim.errors import LISTED, InputError, did_you_mean
-from specsim.files import read_text
+from specsim.files import read_text, write_atomically
 from specsim.profiles import load_profile
 from specsim.routing import parse
 
@@ -74,3 +74,21 @@ def test_a_part_of_a_name_finds_the_shortest_that_has_it() -> None:
     names = ["Kimi-K2-Instruct", "Kimi-K2.5", "Llama-3.1-8B"]
     assert "did you mean 'Kimi-K2.5'" in did_you_mean("kimi", names)
     assert did_you_mean("zz", names).startswith("known:")
+
+
+def test_a_link_stays_one_and_a_pipe_is_written_to(tmp_path: Path) -> None:
+    """A rename would put a file in the place of either; of /dev/null as well, for who may write there."""
+    target, link, pipe = tmp_path / "target.yaml", tmp_path / "link.yaml", tmp_path / "pipe"
+    target.write_text("old")
+    link.symlink_to(target)
+    write_atomically(link, "new")
+    assert link.is_symlink()
+    assert target.read_text() == "new"
+    os.mkfifo(pipe)
+    end = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_atomically(pipe, "through")
+        assert os.read(end, 100) == b"through"
+    finally:
+        os.close(end)
+    assert pipe.is_fifo()

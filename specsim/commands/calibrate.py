@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specsim.commands.common import Meter, Name, OutFile, json_option, note, plot_option, print_result, show
+from specsim.commands.common import (
+    Meter,
+    Name,
+    OutFile,
+    json_option,
+    note,
+    on_the_line,
+    plot_option,
+    print_result,
+    show,
+)
 from specsim.pages import Line, Page, grid
 
 if TYPE_CHECKING:
@@ -17,6 +27,9 @@ if TYPE_CHECKING:
     from specsim.calibration.session import Outcome, Plan, Progress
     from specsim.profiles import Profile
     from specsim.records import Record
+
+
+OF_A_FIT = ("refit", "output", "plot", "as_json")  # options that say something where nothing is measured
 
 
 @click.command()
@@ -127,7 +140,12 @@ def command(**options: Any) -> None:
     plan, name = _plan(options)
     from specsim.calibration import session
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: the workers go first
+    for number in (
+        signal.SIGTERM,
+        signal.SIGHUP,
+    ):  # as Ctrl-C: the workers go first; a lost terminal too, but under nohup
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler)
     started = time.monotonic()
     with session.held(plan), Meter("calibrate") as meter:
         session.prepare(plan, resume=options["resume"])
@@ -235,11 +253,17 @@ def _shapes(options: dict[str, Any], ranks: int) -> dict[str, Any]:
     from specsim.errors import InputError
 
     found: dict[str, Any] = {}
+    if options["tp"] and not options["model"]:
+        raise InputError("is about a model's shapes", where="--tp", mend="give --model too, or leave it out")
     if options["model"]:
         from specsim.calibrate import shapes
         from specsim.configs import load_model
+        from specsim.forward import Parallel
+        from specsim.scenarios import check_heads
 
-        found = shapes(load_model(options["model"]), options["tp"] or ranks)
+        model, tp = load_model(options["model"]), options["tp"] or ranks
+        check_heads(model, Parallel(tp))
+        found = shapes(model, tp)
     for text in options["experts"]:
         try:
             hidden, intermediate, experts, top_k = (int(part) for part in text.split(","))
@@ -268,7 +292,12 @@ def _finish(plan: Plan, name: str, outcome: Outcome, options: dict[str, Any], se
 
 def _refit(paths: list[Path], options: dict[str, Any]) -> None:
     from specsim.calibrate import rebuild
+    from specsim.errors import InputError
 
+    for option in on_the_line():
+        if option.name not in OF_A_FIT:
+            mend = "leave it out: a record is fitted again as it was measured"
+            raise InputError("says nothing with --refit", where=option.opts[0], mend=mend)
     result = rebuild([_record(path) for path in paths], _published())
     name = paths[0].name.removesuffix(".json").removesuffix(".record")
     _write(result, Path(options["output"] or paths[0].with_name(f"{name}.yaml")), options, 0.0)

@@ -174,6 +174,13 @@ def _as_option(command: click.Command, word: str) -> str:
     return "--help lists the options that take a value"
 
 
+def on_the_line() -> list[click.Parameter]:
+    """The options of this run that its line gives, not a file of defaults."""
+    context = click.get_current_context()
+    line = click.core.ParameterSource.COMMANDLINE
+    return [p for p in context.command.params if context.get_parameter_source(p.name or "") is line]
+
+
 class OutFile(click.Path):
     """A file to write: that its folder is not there, that it is a folder, or that another option writes it too, is told before
     any work is done."""

@@ -22,6 +22,7 @@ from specsim.commands.common import (
     draw,
     json_option,
     note,
+    on_the_line,
     plot_option,
     print_json,
     print_result,
@@ -235,11 +236,9 @@ def command(**options: Any) -> int:
 
 def _refuse_others(mode: str) -> None:
     """Raise InputError for an option on the line that says nothing with this way to run."""
-    context = click.get_current_context()
-    for option in context.command.params:
+    for option in on_the_line():
         ways = MODES.get(option.name or "", (mode,))
-        given = context.get_parameter_source(option.name or "") is click.core.ParameterSource.COMMANDLINE
-        if given and mode not in ways:
+        if mode not in ways:
             meant = " or ".join(f"--{way}" for way in ways)
             raise InputError(f"says nothing with --{mode}", where=option.opts[-1], mend=f"it is for {meant}")
 
