@@ -151,7 +151,7 @@ class Simulated(Shown):
         """One sentence: what the server got done."""
         m = self.run.metrics
         good = f", {short(m.goodput)} of them within the targets" if m.targets_ms else ""
-        done = f"{m.completed:,} requests in {short(m.duration_s)} s: {short(m.request_throughput)} requests a second{good}"
+        done = f"{m.completed:,} request{'' if m.completed == 1 else 's'} in {short(m.duration_s)} s: {short(m.request_throughput)} requests a second{good}"
         return f"{done}; {m.output_throughput:,.0f} output tokens a second."
 
     def json(self) -> dict[str, Any]:

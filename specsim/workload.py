@@ -1,7 +1,8 @@
 """Requests to simulate: when they arrive and how many tokens each has; drawn from a distribution or read from a trace.
 
 Requests come in blocks, so a trace of any size takes the memory of one block. Times are whole picoseconds, so that no
-sum of them depends on the order or the platform. Trace layouts (`LAYOUTS`) are recognised by their column names:
+sum of them depends on the order or the platform. Trace layouts (`LAYOUTS`) are recognised by their column names, in
+letters of either case; a CSV file may have commas, semicolons or tabs between its values:
 
     own         arrival_s, input_tokens, output_tokens (CSV or JSONL; seconds from any origin)
     Azure       TIMESTAMP, ContextTokens, GeneratedTokens (CSV, 2023 and 2024; Azure/AzurePublicDataset)
@@ -137,21 +138,22 @@ def _draw(
 
 @dataclass(frozen=True)
 class Layout:
-    """A trace layout: its column names for arrival, input and output, and how an arrival becomes seconds."""
+    """A trace layout: its column names for arrival, input and output, how an arrival becomes seconds, and what it is."""
 
     name: str
     arrival: str
     input_tokens: str
     output_tokens: str
     seconds: Callable[[Any], float]
+    time: str = "seconds"
 
 
 def _timestamp(text: Any) -> float:
     """Seconds since 1970 of "2023-11-16 18:15:46.6805900" or "2024-05-10 00:00:00.009930+00:00"; UTC unless it says."""
-    text = str(text).strip()
+    text = str(text).strip().replace("Z", "+00:00")
     head, _, tail = text.partition(".")
     digits = len(tail) - len(tail.lstrip("0123456789"))
-    when = datetime.fromisoformat(head + (tail[digits:].replace("Z", "+00:00") if tail else ""))
+    when = datetime.fromisoformat(head + tail[digits:])
     if when.tzinfo is None:
         when = when.replace(tzinfo=timezone.utc)
     return when.timestamp() + (float("0." + tail[:digits]) if digits else 0.0)
@@ -163,9 +165,9 @@ def _milliseconds(value: Any) -> float:
 
 LAYOUTS = (
     Layout("specsim", "arrival_s", "input_tokens", "output_tokens", float),
-    Layout("Azure", "TIMESTAMP", "ContextTokens", "GeneratedTokens", _timestamp),
+    Layout("Azure", "TIMESTAMP", "ContextTokens", "GeneratedTokens", _timestamp, "a date and time such as 2023-11-16 18:15:46.68"),
     Layout("BurstGPT", "Timestamp", "Request tokens", "Response tokens", float),
-    Layout("Mooncake", "timestamp", "input_length", "output_length", _milliseconds),
+    Layout("Mooncake", "timestamp", "input_length", "output_length", _milliseconds, "milliseconds"),
 )
 
 
@@ -249,16 +251,27 @@ class Trace:
             ) from None
         if not head:
             raise InputError("is empty", where=str(self.path), mend="give a trace with at least one request")
+        if head.lstrip().startswith("["):
+            raise InputError("is one JSON array", where=str(self.path), mend="give one object a line (JSONL)")
         if head.lstrip().startswith("{"):
             return self._layout(list(_object(head, self.path, 1)), "keys"), True
-        return self._layout([name.strip() for name in next(csv.reader([head]))], "columns"), False
+        self.delimiter = max(",;\t", key=head.count)
+        names = next(csv.reader([head], delimiter=self.delimiter))
+        return self._layout([name.strip() for name in names], "columns"), False
 
     def _layout(self, names: Sequence[str], what: str) -> Layout:
+        """The layout of columns of these names, in letters of either case; `columns` then holds how the file writes them."""
+        self.columns = {str(name).strip().casefold(): name for name in reversed(names)}
+
         def wanted(layout: Layout) -> list[str]:
             return [layout.arrival, layout.input_tokens, layout.output_tokens]
 
-        nearest = min(LAYOUTS, key=lambda layout: sum(name not in names for name in wanted(layout)))
-        missing = [name for name in wanted(nearest) if name not in names]
+        def lacks(layout: Layout) -> tuple[int, int]:
+            folded = sum(name.casefold() not in self.columns for name in wanted(layout))
+            return folded, sum(name not in names for name in wanted(layout))
+
+        nearest = min(LAYOUTS, key=lacks)
+        missing = [name for name in wanted(nearest) if name.casefold() not in self.columns]
         if missing:
             raise InputError(
                 f"has no {what if len(missing) > 1 else what[:-1]} {', '.join(missing)} (it has {', '.join(map(str, names[:12]))})",
@@ -291,30 +304,42 @@ class Trace:
 
     def _values(self, row: dict[str, Any], line: int) -> tuple[float, int, int]:
         where, layout = f"{self.path}, line {line}", self.layout
+        text = self._field(row, layout.arrival, where)
         try:
-            arrival = layout.seconds(row[layout.arrival])
-        except (KeyError, TypeError, ValueError):
-            raise InputError(
-                f"{layout.arrival} is {row.get(layout.arrival)!r}", where=where, mend="give a time"
-            ) from None
+            arrival = layout.seconds(text)
+        except (TypeError, ValueError, OverflowError):
+            raise InputError(f"{layout.arrival} is {text!r}", where=where, mend=f"give {layout.time}") from None
         if not math.isfinite(arrival) or arrival < 0:
             raise InputError(f"{layout.arrival} is {arrival:g}", where=where, mend="give a time of 0 or more")
         return arrival, self._tokens(row, layout.input_tokens, where), self._tokens(row, layout.output_tokens, where)
 
     def _tokens(self, row: dict[str, Any], name: str, where: str) -> int:
+        text = self._field(row, name, where)
         try:
-            tokens = float(row[name])
-        except (KeyError, TypeError, ValueError):
-            raise InputError(f"{name} is {row.get(name)!r}", where=where, mend="give a whole number") from None
+            tokens = float(text)
+        except (TypeError, ValueError, OverflowError):
+            raise InputError(f"{name} is {text!r}", where=where, mend="give a whole number") from None
         if not 0 <= tokens <= MOST_TOKENS or tokens != int(tokens):
             raise InputError(f"{name} is {tokens:g}", where=where, mend="give a whole number of 0 or more")
         return int(tokens)
 
+    def _field(self, row: dict[str, Any], name: str, where: str) -> Any:
+        value = row.get(self.columns[name.casefold()])
+        if value is None:
+            raise InputError(f"has no {name}", where=where, mend="give it, or leave the line out")
+        return value
+
     def _csv_rows(self, file: TextIO) -> Iterator[tuple[int, dict[str, Any]]]:
-        reader = csv.reader(file)
+        reader = csv.reader(file, delimiter=self.delimiter)
         names = [name.strip() for name in next(row for row in reader if row)]
         try:
             for row in reader:
+                if len(row) > len(names) and any(row[len(names) :]):
+                    raise InputError(
+                        f"has {len(row)} values for {len(names)} columns",
+                        where=f"{self.path}, line {reader.line_num}",
+                        mend=f"put values that hold a {self.delimiter!r} between quotes",
+                    )
                 if row:
                     yield reader.line_num, dict(zip(names, row, strict=False))
         except (csv.Error, UnicodeDecodeError, EOFError, OSError) as error:
