@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from inspect import signature
+from pathlib import Path
 from typing import Any
 
+from specsim.configs import load_model
 from specsim.errors import InputError, did_you_mean
 from specsim.models import Model
 from specsim.prediction import SAMPLES, Prediction
 from specsim.prediction import predict as predict_scenario
+from specsim.profiles import Profile, load_profile
 from specsim.scenarios import Scenario, build
 
 LAUNCH_LINES = {"sglang_args": "sglang", "vllm_args": "vllm"}
@@ -23,6 +27,11 @@ SETTINGS = {
 }  # fmt: skip
 _BUILT = {p.name for p in signature(build).parameters.values() if p.kind is p.KEYWORD_ONLY} - {"asked"}
 NAMES = _BUILT | SETTINGS | set(LAUNCH_LINES)
+FILES: dict[str, Callable[[str], Model | Profile]] = {
+    "model": load_model,
+    "draft": load_model,
+    "hardware": load_profile,
+}
 
 
 def scenario_of(values: Mapping[str, Any]) -> Scenario:
@@ -120,6 +129,18 @@ def options_of(values: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ..
         if launch.unknown:
             notes = (*notes, f"flags not known, left out: {', '.join(launch.unknown)}")
     return options, notes
+
+
+def sharing_a_name(kind: str, values: Iterable[Any]) -> list[str]:
+    """The files among the values of --model, --draft or --hardware whose names do not tell them from the others: two folders
+    `ckpt`, two states of one box. They go by their paths."""
+    given = [os.fspath(value) for value in values if isinstance(value, (str, os.PathLike))]
+    names = {}
+    for value in given if len(given) > 1 else ():
+        with suppress(InputError):  # told when it is built
+            names[value] = FILES[kind](value).name
+    shared = [value for value, name in names.items() if list(names.values()).count(name) > 1]
+    return [value for value in shared if Path(value).exists()]
 
 
 def _left_out(value: Any) -> bool:

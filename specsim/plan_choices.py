@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
+from os import PathLike, fspath
 from typing import Any
 
-from specsim.asked import NAMES, options_of, scenario_of
+from specsim.asked import NAMES, options_of, scenario_of, sharing_a_name
 from specsim.errors import InputError, did_you_mean
 from specsim.memory import memory
 from specsim.profiles import load_profile
@@ -31,6 +32,7 @@ def choices(options: Mapping[str, Any]) -> tuple[list[Maker], tuple[int, ...], t
         if name not in NAMES:
             raise InputError(f"no option {name!r}", mend=did_you_mean(name, sorted(NAMES)))
     boxes, ranks, groups, lengths = (_several(options.get(name)) for name in LISTS)
+    boxes = _told_apart(boxes)
     lengths = lengths or DRAFT_TOKENS
     if min(lengths) < 2:
         mend = "give 2 or more; off is always among the choices"
@@ -80,13 +82,20 @@ def drafting(options: Mapping[str, Any], best: Scenario) -> Scenario:
     if best.method != "none":
         return best
     kept = {k: v for k, v in options.items() if k not in LISTS and not k.startswith("accept") and v is not None}
-    boxes = (
-        b
-        for b in _several(options.get("hardware"))
-        if not isinstance(b, str) or load_profile(b).name == best.profile.name
-    )
-    hardware = next(boxes, best.profile.name)  # a file has another name than its profile
+    boxes = _told_apart(_several(options.get("hardware")))
+    here = (b for b in boxes if (load_profile(b) if isinstance(b, str) else b).name == best.profile.name)
+    hardware = next(here, best.profile.name)  # a file has another name than its profile
     return scenario_of({**kept, "hardware": hardware, "tp": best.parallel.tp, "ep": best.parallel.ep})
+
+
+def _told_apart(boxes: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The boxes; files that share a name with another are read, and called by their paths."""
+    paths = sharing_a_name("hardware", boxes)
+    named = (isinstance(b, (str, PathLike)) and fspath(b) in paths for b in boxes)
+    return tuple(
+        load_profile(b).model_copy(update={"name": fspath(b)}) if file else b
+        for b, file in zip(boxes, named, strict=True)
+    )
 
 
 def _several(value: Any) -> tuple[Any, ...]:

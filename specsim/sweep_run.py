@@ -68,7 +68,7 @@ class Result(Shown):
             "batch": int(batch),
             "setting": chosen.label if chosen else "off",
             "draft_tokens": chosen.draft_tokens if chosen else 1,
-            "hardware": case.scenario.profile.name,
+            "hardware": case.labels()["hardware"],
             "tp": case.scenario.parallel.tp,
             "case": int(index),
         }

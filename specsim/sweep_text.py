@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from specsim.pages import Grid, Line, Page, grid
@@ -11,11 +11,15 @@ from specsim.sweep_run import Result
 
 CASES = 8  # maps that are shown
 POINTS = 16  # of a front
+CASE = {
+    "model": "model", "draft": "draft", "hardware": "hardware", "engine": "engine", ">tp": "TP", ">ep": "EP", ">dp_attention": "DP",
+}  # fmt: skip
 ROWS = {
-    "hardware": "hardware", ">tp": "TP", ">batch": "batch", ">context": "context", "method": "method", ">draft_tokens": "d",
+    ">batch": "batch", ">context": "context", "method": "method", ">draft_tokens": "d",
     ">accept_rate": "accept rate", ">decode_ms": "decode ms", ">cycle_ms": "cycle ms", ">speedup": "speedup",
     ">tpot_ms": "ms a token", ">breakeven_accept_rate": "break-even rate",
 }  # fmt: skip
+RESULTS = (">decode_ms", ">cycle_ms", ">speedup", ">tpot_ms", ">breakeven_accept_rate")  # all else tells rows apart
 
 
 def page(result: Result, rows: bool = False) -> Page:
@@ -89,24 +93,38 @@ def _front(result: Result) -> Iterator[Line | Grid]:
     chosen = fronts[len(fronts) // 2]
     points = chosen["points"]
     step = max(1, -(-len(points) // POINTS))
+    labels = {index: case.labels() for index, case in result.cases.items()}
+    which = {"hardware": "hardware", ">tp": "TP"} | _varying(labels.values(), ("engine", ">ep", ">dp_attention"))
     shown = [
-        (f"{p['tpot_ms']:,.2f}", f"{p['tokens_per_s_per_gpu']:,.0f}", f"{p['batch']:,}", p["setting"], p["hardware"], str(p["tp"]))
+        (
+            f"{p['tpot_ms']:,.2f}", f"{p['tokens_per_s_per_gpu']:,.0f}", f"{p['batch']:,}", p["setting"],
+            *(str(labels[p["case"]][key.lstrip(">")]) for key in which),
+        )
         for p in points[::step]
     ]  # fmt: skip
     yield Line()
     acceptance = f"accept {result.spec.kind.replace('_', ' ')} {chosen['acceptance']}"
     title = f"latency against throughput: {chosen['model']}, context {chosen['context']:,}, {acceptance}"
-    yield grid((">ms a token", ">tok/s a GPU", ">batch", ">draft tokens", "hardware", ">TP"), shown, title)
+    heads = [">" * key.startswith(">") + name for key, name in which.items()]
+    yield grid((">ms a token", ">tok/s a GPU", ">batch", ">draft tokens", *heads), shown, title)
     if len(fronts) > 1 or step > 1:
         yield Line(f"{len(fronts)} fronts, all points: --json", "faint")
 
 
 def _rows(result: Result) -> Grid:
-    heads = {k: v for k, v in ROWS.items() if len(result.cases) > 1 or k not in ("hardware", ">tp")}
+    """Every row, by the columns that tell rows apart and those that hold anything."""
+    rows = result.rows or []
+    of_case = _varying(rows, tuple(CASE))
+    heads = of_case | {k: v for k, v in ROWS.items() if any(row[k.lstrip(">")] is not None for row in rows)}
 
     def cell(value: Any) -> str:
         return "" if value is None else short(value) if isinstance(value, float) else str(value)
 
-    shown = [[cell(row[key.lstrip(">")]) for key in heads] for row in result.rows or []]
-    keys = len(heads) - 5  # all that is not a result
+    shown = [[cell(row[key.lstrip(">")]) for key in heads] for row in rows]
+    keys = sum(key not in RESULTS for key in heads)
     return grid([">" * key.startswith(">") + name for key, name in heads.items()], shown, keys=keys)
+
+
+def _varying(rows: Collection[Mapping[str, Any]], keys: tuple[str, ...]) -> dict[str, str]:
+    """Those of some columns of a case in which rows differ."""
+    return {key: CASE[key] for key in keys if len({row[key.lstrip(">")] for row in rows}) > 1}

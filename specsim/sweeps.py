@@ -137,7 +137,7 @@ class Case:
         s = self.scenario
         return {
             "model": s.names.get("model", s.model.name),
-            "hardware": s.profile.name,
+            "hardware": s.names.get("hardware", s.profile.name),
             "engine": s.engine.name,
             "tp": s.parallel.tp,
             "ep": s.parallel.ep,

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from specsim.asked import NAMES, AModel, scenario_of, with_model
+from specsim.asked import FILES, NAMES, AModel, scenario_of, sharing_a_name, with_model
 from specsim.errors import InputError, did_you_mean
 from specsim.progress import report
+from specsim.scenarios import Scenario
 from specsim.sweep_run import Result, run
 from specsim.sweeps import DRAFTING, MOST_CASES, Spec
 
@@ -68,7 +71,7 @@ def spec_of(options: Mapping[str, Any]) -> Spec:
     if kind == "rate" and not all(0 <= a <= 1 for a in lists["accept_rate"]):
         raise InputError("has values outside [0, 1]", where="--accept-rate", mend="give fractions")
     return Spec(
-        make=scenario_of,
+        make=partial(_made, _called(lists)),
         cases=tuple((*single.items(), *case) for case in products(outer, lists)),
         draftings=tuple(products(drafting, lists)),
         batch=lists.get("batch", (1,)),
@@ -77,6 +80,18 @@ def spec_of(options: Mapping[str, Any]) -> Spec:
         kind=kind,
         acceptance=lists[kinds[0]] if kinds else (None,),
     )
+
+
+def _made(called: Mapping[tuple[str, str], str], options: dict[str, Any]) -> Scenario:
+    """The scenario of options, whose files go by their paths where their names do not tell them apart."""
+    made = scenario_of(options)
+    paths = {kind: called[kind, str(options[kind])] for kind in FILES if (kind, str(options.get(kind))) in called}
+    return replace(made, names={**made.names, **paths}) if paths else made
+
+
+def _called(lists: Mapping[str, tuple[Any, ...]]) -> dict[tuple[str, str], str]:
+    """(option, value) of files that share a name with another value."""
+    return {(kind, path): path for kind in FILES for path in sharing_a_name(kind, lists.get(kind, ()))}
 
 
 def products(names: Sequence[str], lists: Mapping[str, tuple[Any, ...]]) -> Iterable[tuple[tuple[str, Any], ...]]:

@@ -165,7 +165,14 @@ def _milliseconds(value: Any) -> float:
 
 LAYOUTS = (
     Layout("specsim", "arrival_s", "input_tokens", "output_tokens", float),
-    Layout("Azure", "TIMESTAMP", "ContextTokens", "GeneratedTokens", _timestamp, "a date and time such as 2023-11-16 18:15:46.68"),
+    Layout(
+        "Azure",
+        "TIMESTAMP",
+        "ContextTokens",
+        "GeneratedTokens",
+        _timestamp,
+        "a date and time such as 2023-11-16 18:15:46.68",
+    ),
     Layout("BurstGPT", "Timestamp", "Request tokens", "Response tokens", float),
     Layout("Mooncake", "timestamp", "input_length", "output_length", _milliseconds, "milliseconds"),
 )

@@ -23,6 +23,7 @@ from specsim.acceptance import chain_length
 from specsim.errors import InputError
 from specsim.launch import read_launch
 from specsim.launch_lines import read_ranges, sglang_adaptive, sglang_line, vllm_config, vllm_line
+from specsim.planned import plan as specsim_plan
 from specsim.plans import Choice, Targets, plan
 from specsim.policy import _schedules, _smooth, policies, said
 from specsim.prediction import machine_of, predict
@@ -355,6 +356,23 @@ def test_what_cannot_be_built_is_left_out():
     assert any("left out" in w for w in found.warnings)
     with pytest.raises(InputError, match="needs more GPUs"):
         plan([wrong], 1, Requests(100, 100), Targets())
+
+
+def test_two_states_of_one_box_are_two_boxes(tmp_path, monkeypatch):
+    """A profile measured anew has the name of the old one. Each is priced by its own numbers, whichever comes first, and goes by
+    its path."""
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "hardware/1x-h200.yaml").read_text()
+    slow = re.sub(r"(bandwidth_gb_s): ([\d.]+)", lambda m: f"{m[1]}: {float(m[2]) / 2:g}", text)
+    Path("box.yaml").write_text(slow)
+    alone = {
+        box: specsim_plan("Llama-3.1-8B", hardware=box, rate=20, tpot_ms=10).plan.best.rate_each
+        for box in ("1x-h200", "box.yaml")
+    }
+    assert alone["box.yaml"] < 0.9 * alone["1x-h200"]
+    for boxes in (["1x-h200", "box.yaml"], ["box.yaml", "1x-h200"]):
+        found = specsim_plan("Llama-3.1-8B", hardware=boxes, rate=20, tpot_ms=10)
+        assert {c["hardware"]: c["rate_per_replica"] for c in found.json()["choices"]} == pytest.approx(alone, rel=1e-5)
 
 
 def field(d: int, accept_rate: float = 0.6) -> Scenario:

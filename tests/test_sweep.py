@@ -29,6 +29,8 @@ from specsim.sweep_rows import COLUMNS, records
 from specsim.sweep_text import _breakeven
 from specsim.sweeps import Spec, blocks, build_case, evaluate_many, front, tasks_of
 
+ROOT = Path(__file__).resolve().parent.parent
+
 
 def make(options: dict[str, object]) -> Scenario:
     return build(**options)  # type: ignore[arg-type]
@@ -681,6 +683,39 @@ def test_a_case_that_cannot_be_is_left_out_and_said(specsim):
     assert code == 0
     assert [c["hardware"] for c in document["cases"]] == ["2x-h200"]
     assert any(w.startswith("left out") and "hardware=1x-h200" in w for w in document["warnings"])
+
+
+def test_files_that_share_a_name_go_by_their_paths(specsim, tmp_path, monkeypatch):
+    """Two folders `ckpt`, two drafts `dr` (which would else count as one) and two states of one box."""
+    monkeypatch.chdir(tmp_path)
+    for folder, shipped in (("x/ckpt", "Qwen3-8B"), ("y/ckpt", "Llama-3.1-8B"), ("x/dr", "qwen3-8b-eagle3"), ("y/dr", "qwen3-8b-eagle3")):  # fmt: skip
+        Path(folder).mkdir(parents=True)
+        Path(folder, "config.json").write_text((ROOT / f"specsim/presets/{shipped}.json").read_text())
+    Path("box.yaml").write_text((ROOT / "hardware/1x-h200.yaml").read_text())
+    _, out, _ = specsim("sweep", "--model", "x/ckpt,y/ckpt", "--hardware", "1x-h200", "--method", "none", "--json")
+    assert [row["model"] for row in json.loads(out)["rows"]] == ["x/ckpt", "y/ckpt"]
+    _, out, _ = specsim(
+        "sweep", "--model", "Qwen3-8B", "--draft", "x/dr,y/dr", "--hardware", "1x-h200,box.yaml", "--json"
+    )
+    rows = json.loads(out)["rows"]
+    assert [row["draft"] for row in rows] == ["x/dr", "y/dr"] * 2
+    assert [row["hardware"] for row in rows] == ["1x-h200", "1x-h200", "box.yaml", "box.yaml"]
+    _, out, _ = specsim("sweep", "--model", "x/ckpt", "--hardware", "box.yaml", "--method", "none", "--json")
+    assert json.loads(out)["rows"][0]["model"] == "ckpt", "alone it needs no path"
+
+
+@pytest.mark.parametrize(
+    ("options", "heads"),
+    [
+        (["--model", "Llama-3.1-8B,Qwen3-8B"], "model batch context method d decode ms ms a token"),
+        (["--engine", "sglang,vllm"], "engine batch context method d decode ms ms a token"),
+        (["--tp", "4,8"], "TP batch context method d decode ms ms a token"),
+        (["--batch", "1,2"], "batch context method d decode ms ms a token"),
+    ],
+)
+def test_rows_show_what_tells_them_apart_and_nothing_empty(specsim, options, heads):
+    line = ["--model", "Llama-3.1-8B", "--hardware", "8x-h200", "--method", "none", "--rows", *options]
+    assert specsim("sweep", *line)[1].splitlines()[1].split() == heads.split()
 
 
 def test_plot_and_file(specsim, tmp_path):
