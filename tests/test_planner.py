@@ -196,6 +196,24 @@ def test_a_dropped_file_is_read_as_the_command_line_reads_it(tmp_path, monkeypat
     assert planner.document({"options": {"method": "ngram"}, "files": files}) == out
 
 
+def test_two_dropped_files_called_config_json_are_told_apart(tmp_path, monkeypatch, capsys):
+    """Every model's file has that name: the page says of what kind each is, as the command line does of folders so called."""
+    planner = Planner()
+    files = {}
+    for kind, preset in (("model", "Qwen3-8B"), ("draft", "qwen3-8b-eagle3")):
+        (tmp_path / kind).mkdir()
+        path = tmp_path / kind / "config.json"
+        path.write_text((PRESETS / f"{preset}.json").read_text())
+        kept = planner.add_file("model", "config.json", path.read_bytes())  # a drafter is known by itself
+        assert kept["file"] == "config.json"
+        files[kind] = kept["id"]
+    monkeypatch.chdir(tmp_path)
+    out, _ = command_line({"model": "model/config.json", "draft": "draft/config.json", "hardware": "1x-h200"}, capsys)
+    assert planner.document({"options": {"hardware": "1x-h200"}, "files": files}) == out
+    assert "model + draft on 1x-h200" in out
+    assert "--model model/config.json --draft draft/config.json" in out
+
+
 @pytest.mark.parametrize(
     ("name", "text"), [("mine.json", '{"hidden_size": 64'), ("mine.json", "[]"), ("mine.json", '{"hidden_size": "a"}')]
 )

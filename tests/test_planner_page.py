@@ -201,7 +201,7 @@ def test_files_are_dropped_refused_shared_and_put_away(opened, address):
     assert page.locator("#error").inner_text() == ""
 
     drop(page, "body", "config.json", (PRESETS / "qwen3-8b-eagle3.json").read_text())  # a drafter is known by itself
-    page.locator("#headline", has_text="mine + config.json on 1x-h200").wait_for()
+    page.locator("#headline", has_text="mine + draft on 1x-h200").wait_for()
     page.get_by_role("button", name="Put the dropped draft away").click()
     page.locator("#headline", has_text="mine on 1x-h200").wait_for()
 

@@ -83,13 +83,12 @@ class Kept:
 
     def json(self, digest: str) -> dict[str, Any]:
         """As the page knows it."""
-        drafts = isinstance(self.read, Model) and self.read.draft is not None and self.read.draft.kind != "model"
         return {
             "id": digest,
             "name": self.read.name,
             "file": Path(self.file).name,
             "about": _about(self.read),
-            "drafter": drafts,
+            "drafter": _drafts(self.read),
         }
 
 
@@ -153,8 +152,11 @@ class Planner:
             box = parse_profile(as_text(raw, shown, "hardware profile"), shown)
             read = box.model_copy(update={"samples": {}, "environment": {}})  # what no prediction needs
         else:
-            stem = shown.rsplit(".", 1)[0]
-            read = parse_model(as_text(raw, shown, "model config"), shown, shown if stem == "config" else stem)
+            read = parse_model(as_text(raw, shown, "model config"), shown, shown.rsplit(".", 1)[0])
+            if shown == "config.json":  # as every model's is called: it goes by a folder of its kind
+                role = "draft" if kind == "draft" or _drafts(read) else "model"
+                shown = f"{role}/{shown}"
+                read = dataclasses.replace(read, name=role, source=shown)
         if len(_content(read)) > KEPT:  # what is read costs memory and time in every prediction
             raise InputError(
                 "holds too many different layers, operators or curves", where=shown, mend="use specsim predict"
@@ -277,6 +279,11 @@ def _json(shown: dict[str, Any]) -> bytes:
     ):  # a number that JSON has not, or a name: Python's tells
         return json.dumps(shown, allow_nan=False).encode()
     return written
+
+
+def _drafts(read: Model | Profile) -> bool:
+    """Whether a file is a drafter's, wherever it was dropped."""
+    return isinstance(read, Model) and read.draft is not None and read.draft.kind != "model"
 
 
 def _about(read: Model | Profile) -> str:
