@@ -3,8 +3,8 @@
     python benchmarks/inner_width.py
 
 For each class: without it; inside the root with the other limits, as products have it; beside the fixed time, as fused
-experts have it. Errors on the samples fitted, and on shapes that the fit has not seen: experts of 4096 x 192 and 2048 x
-1408, and the products of Llama-3.1-8B (validation/calibration).
+experts and MLA (parts of its cache) have it. Errors on the samples fitted, and on shapes that the fit has not seen: experts of
+4096 x 192 and 2048 x 1408, the products of Llama-3.1-8B, and MLA of 16 heads, timed back to back (validation/calibration).
 """
 
 from __future__ import annotations
@@ -21,8 +21,22 @@ from specsim.ops import operator_seconds
 ROOT = Path(__file__).resolve().parents[1] / "validation" / "calibration"
 BANDWIDTH, PEAK = 4.27e12, 680e12  # of this GPU: a copy, a bf16 product
 FITTED = ("1x-h200", "1x-h200-blockwise", "1x-h200-deepseek-v2-lite")
-UNSEEN = {"moe_bf16": ("1x-h200-experts-4096", "1x-h200-deepseek-v2-lite"), "gemm_bf16": ("1x-h200-llama-3.1-8b",)}
-CLASSES = ("gemm_bf16", "gemm_fp8", "gemm_fp8_deepgemm", "gemm_fp8_triton", "moe_bf16", "moe_fp8", "moe_int4")
+UNSEEN = {
+    "moe_bf16": ("1x-h200-experts-4096", "1x-h200-deepseek-v2-lite"),
+    "gemm_bf16": ("1x-h200-llama-3.1-8b",),
+    "attention_mla": ("1x-h200-deepseek-v2-lite",),
+}
+LITE = {"moe_bf16": {"intermediate": 1408}, "attention_mla": {"heads": 16}}
+CLASSES = (
+    "gemm_bf16",
+    "gemm_fp8",
+    "gemm_fp8_deepgemm",
+    "gemm_fp8_triton",
+    "moe_bf16",
+    "moe_fp8",
+    "moe_int4",
+    "attention_mla",
+)
 
 
 def samples(*names: str) -> list[dict[str, Any]]:
@@ -47,8 +61,12 @@ def said(e: Any) -> str:
 
 def main() -> None:
     for name in CLASSES:
-        # experts of DeepSeek-V2-Lite are kept for the test
-        taken = [s for s in samples(*FITTED) if s["operator"] != "moe_bf16" or s["params"].get("intermediate") != 1408]
+        # experts and attention of DeepSeek-V2-Lite are kept for the test
+        taken = [
+            s
+            for s in samples(*FITTED)
+            if not (s["operator"] in LITE and LITE[s["operator"]].items() <= s["params"].items())
+        ]
         seen = points(taken, name)
         unseen = np.hstack([np.empty((4, 0)), *(points(samples(record), name) for record in UNSEEN.get(name, ()))])
         for way, staged in (("without", False), ("inside", False), ("beside", True)):

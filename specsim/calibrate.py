@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from specsim.chart_style import BLUE
 from specsim.errors import InputError
-from specsim.ops import in_stages, operator_seconds
+from specsim.ops import CacheParts, Load, in_stages, operator_seconds
 from specsim.plot_style import MUTED, picture, plain
 from specsim.profiles import AllReduceCurve, Gpu, Launch, OperatorRate, Profile, Source
 from specsim.records import Record, first_trouble, sample_trouble
@@ -218,8 +218,12 @@ def points(samples: Sequence[Sample], operator: str) -> tuple[Array, Array, Arra
 
 
 def _inner(s: Sample) -> float:
-    """The inner width of a product, or of both products of fused experts; 0 for what sums over none."""
+    """The inner width of a product, or of both products of fused experts, or the parts of a latent cache; 0 for what sums over
+    none."""
     p = s["params"]
+    if s["operator"] == "attention_mla":
+        batch, queries, tokens = (np.asarray(float(p[name])) for name in ("batch", "queries", "context"))
+        return float(CacheParts(p["heads"]).of(Load(batch, queries, tokens - queries)))
     return float(p["hidden"] + p["intermediate"] if s["measure"] == "moe" else p.get("k", 0))
 
 

@@ -20,6 +20,7 @@ from specsim.ops import (
     BATCH,
     ONE,
     ROWS,
+    CacheParts,
     DistinctExperts,
     Feature,
     Form,
@@ -166,6 +167,9 @@ def attention_core(
 
     tree_block: tokens of a block when the rows of a tree attend to their own branches in a second call (0: they do
     not). Such a row is a sequence of its own and costs at least a block, however short its branch.
+
+    The parts that a cache is cut into are counted for MLA alone: where each K/V head has a cache of its own there are few, and
+    calibrations do not tell what one takes.
     """
     heads = a.heads / ranks
     if a.kind in ("linear", "conv"):
@@ -190,7 +194,8 @@ def attention_core(
     if a.compress > 1 and a.window:  # the newest tokens are read uncompressed beside the compressed history
         moved[KeyTokens(a.window)] = values * kv_bytes
         worked[QueryKeyPairs(a.window)] = 2.0 * heads * width
-    yield Operator("attention", f"attention_{a.kind}", 1, kernels, moved, worked)
+    parts = {CacheParts(heads, limit, a.compress): 1.0} if a.kind == "mla" else {}
+    yield Operator("attention", f"attention_{a.kind}", 1, kernels, moved, worked, inner=parts)
     if tree_block and not a.window:  # windowed layers attend to all in one call
         yield Operator("attention", f"attention_{a.kind}", 1, kernels, {ROWS: tree_block * values * kv_bytes})
 
@@ -265,7 +270,7 @@ def _of_group(o: Operator, dp: int) -> Operator:
     def share(linear: Mapping[Feature, float]) -> dict[Feature, float]:
         return {f: c if f == ONE else c / dp for f, c in linear.items()}
 
-    inner = {RowsAbove(f.limit * dp) if isinstance(f, RowsAbove) else f: c for f, c in o.inner.items()}
+    inner = {f.of_group(dp): c for f, c in o.inner.items()}
     return replace(o, bytes=share(o.bytes), flops=share(o.flops), inner=inner)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import NormalDist
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,6 +57,10 @@ class Feature:
 
     def of(self, load: Load) -> Array:
         raise NotImplementedError
+
+    def of_group(self, groups: int) -> Feature:
+        """The number on one of `groups` ranks that share the sequences, where it is no sum over them; from the load of all."""
+        return self
 
 
 @dataclass(frozen=True)
@@ -101,6 +105,9 @@ class RowsAbove(Feature):
     def of(self, load: Load) -> Array:
         return np.asarray(load.rows > self.limit, dtype=np.float64)
 
+    def of_group(self, groups: int) -> Feature:
+        return RowsAbove(self.limit * groups)
+
 
 @dataclass(frozen=True)
 class QueryKeyPairs(Feature):
@@ -111,6 +118,35 @@ class QueryKeyPairs(Feature):
 
     def of(self, load: Load) -> Array:
         return load.batch * load.tokens * _limited((load.context + (load.tokens + 1) / 2) / self.compress, self.limit)
+
+
+@dataclass(frozen=True)
+class CacheParts(Feature):
+    """Parts that FlashAttention-3 cuts a latent cache into, so that few sequences keep a GPU busy; a second kernel sums them
+    one after the other.
+
+    A cache is blocks of BLOCK tokens, read for BLOCK query rows at a time (all heads share it). With x = 1.1 blocks a processor, over
+    all sequences, a part is ceil(x) blocks (`prepare_varlen_num_blocks_kernel`, hopper/flash_prepare_scheduler.cu; the block
+    is that of values of 512, hopper/tile_size.h). Taken as 1 + x, which is never less: the kernel's own steps would make a longer
+    cache cheaper here and there.
+    """
+
+    heads: float  # of queries, on one rank
+    limit: int | None = None
+    compress: int = 1
+    groups: int = 1
+
+    BLOCK: ClassVar[int] = 64
+    PROCESSORS: ClassVar[int] = 132  # of the GPUs that this kernel serves: Hopper
+    MARGIN: ClassVar[float] = 1.1
+
+    def of(self, load: Load) -> Array:
+        blocks = _limited((load.context + load.tokens) / self.compress, self.limit) / self.BLOCK
+        sequences = load.batch / self.groups * np.maximum(self.heads * load.tokens / self.BLOCK, 1.0)
+        return np.asarray(blocks / (1.0 + self.MARGIN * sequences * blocks / self.PROCESSORS))
+
+    def of_group(self, groups: int) -> Feature:
+        return replace(self, groups=self.groups * groups)
 
 
 def _limited(tokens: Array, limit: int | None) -> Array:
@@ -173,7 +209,7 @@ class Operator:
     behind: str = (
         ""  # class beside whose fixed time the calls run on a second stream: that much of their work is hidden
     )
-    # Width that each output sums over, walked by a tile from end to end; `behind`: of that class's calls.
+    # What each output sums over from end to end: a product's inner width, the parts of a cache; `behind`: of that class's calls.
     inner: Linear = field(default_factory=dict)
 
     def __hash__(self) -> int:
@@ -241,7 +277,7 @@ def small(rate: str, calls: float, width: float, *, kernels_each: float = 1.0, p
 
 
 # Families of classes whose calls are several kernels, each of which needs what the one before has summed.
-IN_STAGES = ("moe",)
+IN_STAGES = ("moe", "attention")
 
 
 def in_stages(rate: str) -> bool:
@@ -259,7 +295,7 @@ def operator_seconds(
     staged: bool = False,
 ) -> Array:
     """THE cost equation: fixed + (moving^3 + computing^3 + walking^3)^(1/3). All in seconds; moving = bytes / bandwidth,
-    computing = flops / peak, walking = inner width x seconds a value: a tile of the output is summed from end to end of the
+    computing = flops / peak, walking = inner width (or parts of a cache) x seconds a value: a tile of the output is summed from end to end of the
     inner width, block after block, and a block takes a latency however little is read. staged: calls of several kernels
     (`in_stages`), in which walking adds to the fixed time instead.
 
@@ -288,7 +324,7 @@ class Rate:
     bytes_per_s: Array
     flops_per_s: Array
     source: str
-    inner_s: Array | None = None  # a value of inner width
+    inner_s: Array | None = None  # a value of inner width, or a part of a cache
 
     def scaled(self, start: Array, bandwidth: Array, flops: Array | None = None) -> Rate:
         """`start` times the fixed time, `bandwidth` times the bytes and (unless `flops` says otherwise) flops a second."""

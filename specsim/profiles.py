@@ -77,7 +77,7 @@ class Gpu(Group):
 
 class OperatorRate(Group):
     """Cost of one operator class, for specsim.ops.operator_seconds; `inner_ns` is what walking a value of inner width
-    takes."""
+    takes; of MLA, a part of a cache."""
 
     fixed_us: NonNegative
     inner_ns: NonNegative = 0.0

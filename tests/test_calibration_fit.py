@@ -412,6 +412,29 @@ def test_a_class_is_fitted_as_it_is_priced(measure: str, name: str) -> None:
     assert np.abs(found.residuals).max() < 1e-3
 
 
+def test_what_a_part_of_a_latent_cache_takes_comes_back() -> None:
+    """14 us + 60 ns a part + bytes / 4 TB/s: few sequences are cut into many parts, b / (1 + b x batch / 120) of b blocks of 64."""
+    samples = []
+    for batch, context in (
+        (1, 1024),
+        (1, 8192),
+        (1, 32768),
+        (4, 4096),
+        (8, 2048),
+        (32, 1024),
+        (32, 4096),
+        (64, 1024),
+        (128, 4096),
+    ):
+        blocks, nbytes = context / 64, batch * context * 1152.0
+        seconds = 14e-6 + 60e-9 * blocks / (1 + blocks * batch / 120) + nbytes / BANDWIDTH
+        sizes = {"batch": batch, "context": context, "queries": 1, "heads": 8, "latent": 512, "rope": 64}
+        samples.append(result("attention", "attention_mla", seconds, nbytes=nbytes, **sizes))
+    found = calibrate.fits(samples, BANDWIDTH, PEAK)["attention_mla"]
+    assert found.inner_s == pytest.approx(60e-9, rel=0.02)
+    assert found.fixed_s == pytest.approx(14e-6, rel=0.01)
+
+
 def test_a_peak_is_told_only_where_it_limits() -> None:
     """A small excess at the largest samples is no compute limit: the peak is held, and says so."""
     nbytes = np.array([1e6, 4e6, 1e7, 4e7, 1e8, 3e8, 5e8, 6e8])

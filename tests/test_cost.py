@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import replace
+from math import ceil
 
 import numpy as np
 import pytest
@@ -13,11 +14,21 @@ from hypothesis import strategies as st
 
 from specsim.cycle import evaluate, target_pass
 from specsim.engines import Term, load_engine
-from specsim.forward import Network, Parallel, Pass, allreduce_seconds, build, cost, slice_of, weight_bytes
+from specsim.forward import (
+    Network,
+    Parallel,
+    Pass,
+    allreduce_seconds,
+    attention_core,
+    build,
+    cost,
+    slice_of,
+    weight_bytes,
+)
 from specsim.machine import Machine
 from specsim.machine import build as build_machine
-from specsim.models import Projection
-from specsim.ops import DistinctExperts, Load, Operator, RowsAbove, gemm, merge
+from specsim.models import Attention, Projection
+from specsim.ops import CacheParts, DistinctExperts, Load, Operator, RowsAbove, gemm, merge
 from specsim.profiles import OperatorRate
 from specsim.quantities import Quantity, decimals, quantiles
 
@@ -258,6 +269,45 @@ def test_a_product_whose_kernel_splits_the_inner_width_walks_nothing() -> None:
     few, many = (seconds(machine, operator, load(rows)) for rows in (16, 17))
     assert few == pytest.approx(10e-6, rel=0.05)
     assert many == pytest.approx(18e-6, rel=0.01)
+
+
+def test_a_latent_cache_is_cut_for_few_sequences() -> None:
+    """8 heads at 64 tokens a block, 1.1 blocks over 132 processors: 1,024 tokens make 16 / (1 + 16 / 120) = 14.1 parts, 8,192 make
+    128 / (1 + 128 / 120) = 61.9, four of 4,096 make 64 / (1 + 256 / 120) = 20.4 each and 256 of them 64 / (1 + 16,384 / 120) =
+    0.47. 128 heads are two blocks of 64 query rows: 128 / (1 + 256 / 120) = 40.9. One of four groups has a quarter of the
+    sequences; 2,048 selected tokens are 32 / (1 + 32 / 120) = 25.3 parts at any context."""
+    for parts, batch, context, expected in (
+        (CacheParts(8), 1, 1024, 14.1), (CacheParts(8), 1, 8192, 61.9), (CacheParts(8), 4, 4096, 20.4), (CacheParts(8), 256, 4096, 0.465),
+        (CacheParts(128), 1, 8192, 40.9), (CacheParts(8).of_group(4), 4, 8192, 61.9), (CacheParts(8, limit=2048), 1, 50_000, 25.3),
+    ):  # fmt: skip
+        assert parts.of(load(batch, context=context - 1)) == pytest.approx(expected, rel=2e-3)
+
+
+@given(st.integers(1, 300), st.integers(1, 130_000), st.sampled_from([8, 16, 64, 128]), st.integers(1, 4))
+def test_parts_are_those_of_the_kernel_without_its_steps(batch: int, tokens: int, heads: int, d: int) -> None:
+    """The kernel's: a part is ceil(1.1 blocks a processor) blocks. Never more, never less than half but for what is rounded
+    up; a longer cache has no fewer, more sequences no more."""
+    blocks, rows = ceil(tokens / 64), ceil(heads * d / 64)
+    kernels = ceil(blocks / ceil(blocks * rows * batch / 120))
+    parts, at = CacheParts(heads), load(batch, d, tokens - d)
+    here = float(parts.of(at))
+    assert here <= kernels
+    assert here >= (kernels - 1) / 2 * (1 - 1 / blocks)
+    assert parts.of(load(batch, d, tokens - d + 500)) >= here
+    assert parts.of(load(batch + 1, d, tokens - d)) <= here
+
+
+def test_parts_of_a_cache_are_paid_one_by_one() -> None:
+    """10 ns a part of one sequence of 8,192 tokens: 61.9 x 10 ns a layer in MLA, nothing where K/V heads have their own."""
+    mla = Attention("mla", 8, 1, 192, kv_lora_rank=512, rope_dim=64)
+    gqa = Attention("gqa", 8, 1, 128)
+    for a, more in ((mla, 0.619e-6), (gqa, 0.0)):
+        (operator,) = attention_core(a, 1, 2.0, 3)
+        name = operator.rate
+        rates = {**profile().operators, name: rate(10, 1000, 1000)}
+        boxes = profile(operators=rates), profile(operators={**rates, name: walking(rates[name], 10.0)})
+        plain, walked = (seconds(build_machine(box, QUIET), operator, load(context=8191)) for box in boxes)
+        assert walked - plain == pytest.approx(more, rel=1e-3, abs=1e-12)
 
 
 def test_kv_heads_are_repeated_when_ranks_outnumber_them() -> None:
