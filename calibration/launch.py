@@ -32,6 +32,7 @@ MOST_ATTEMPTS = 12
 MOST_LOSSES = 2  # processes that one operator over one number of ranks may cost; its other sizes would cost more
 DISK_FULL = 4
 FIRST_NODE_S = 300.0  # how long another node's launcher waits for a sign of the first
+ENDED = "ended"  # among the stages' files: they are of a run that has ended
 
 # Multicast objects on NVLink can put a shared host's GPUs out of service: never made unless asked for.
 NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
@@ -103,13 +104,23 @@ def run_stage(stage: Stage, setting: Setting, event: Event, *, number: int = 0) 
             write_atomically(over, "")
 
 
+def wait_for_the_run(setting: Setting, event: Event) -> None:
+    """Wait until the first node has begun, where the folder holds the stages of a run that ended: they are not this run's.
+    event and WorkError: as of `run_stage` and `_wait`."""
+    _wait(lambda: not (setting.folder / "stages" / ENDED).exists(), setting, event)
+
+
 def _appears(path: Path, over: Path, setting: Setting, event: Event) -> bool:
-    """Wait until the first node begins an attempt (True) or has ended the stage (False). Raises WorkError when the first node
-    has not written anything for FIRST_NODE_S beyond what it is doing may take."""
+    """Wait until the first node begins an attempt (True) or has ended the stage (False)."""
+    _wait(lambda: path.exists() or over.exists(), setting, event)
+    return path.exists()
+
+
+def _wait(reached: Callable[[], bool], setting: Setting, event: Event) -> None:
+    """Wait for what the first node does. Raises WorkError when it has not written anything for FIRST_NODE_S beyond what it is
+    doing may take."""
     signs, since = _signs(setting.folder), time.monotonic()
-    while not path.exists():
-        if over.exists():
-            return False
+    while not reached():
         time.sleep(0.1)
         event("poll", {"waiting": f"waiting for the first node ({setting.master})"})
         if (now := _signs(setting.folder)) != signs:
@@ -119,7 +130,6 @@ def _appears(path: Path, over: Path, setting: Setting, event: Event) -> bool:
                 f"the first node ({setting.master}) gave no sign for {silent:.0f} s: run the same line there with --node-rank 0,"
                 f" and --out a folder that every node sees ({setting.folder})"
             )
-    return True
 
 
 def _signs(folder: Path) -> tuple[frozenset[tuple[str, int]], float]:

@@ -22,7 +22,7 @@ from specsim.calibration import MEASUREMENTS, health
 from specsim.calibration.allreduce import VARIANTS
 from specsim.calibration.context import dumps
 from specsim.calibration.engine_allreduce import ENGINES, PACKAGES, importable
-from specsim.calibration.launch import Setting, Stage, finished, result_of, results, run_stage
+from specsim.calibration.launch import ENDED, Setting, Stage, finished, result_of, results, run_stage, wait_for_the_run
 
 from specsim.errors import InputError, WorkError, did_you_mean
 from specsim.files import read_json, write_atomically
@@ -200,7 +200,7 @@ def prepare(plan: Plan, *, resume: bool) -> None:
             where=str(path),
             mend="give the same, or another --out",
         )
-    for old in (plan.folder / "stages").glob("*"):
+    for old in sorted((plan.folder / "stages").glob("*"), key=lambda path: path.name == ENDED):  # that one last
         old.unlink(missing_ok=True)
     write_atomically(path, dumps(document))
     if not known:
@@ -252,6 +252,8 @@ def run(plan: Plan, report: Callable[[Progress], None], trouble: Callable[[str],
     interrupted = False
     ended = ""
     try:
+        if plan.node > 0 and any(stage.ranks > 1 for stage in todo):
+            wait_for_the_run(setting, event)
         for number, stage in enumerate(todo):
             clock.stage = number
             troubles += run_stage(stage, setting, event, number=number)
@@ -261,6 +263,9 @@ def run(plan: Plan, report: Callable[[Progress], None], trouble: Callable[[str],
         ended = "interrupted: not all was measured"
     except TimeIsUp:
         ended = f"not all was measured in {plan.time_limit_s:.0f} s: run the same line with --resume for the rest"
+    finally:
+        if plan.nodes > 1 and plan.node == 0:
+            write_atomically(plan.folder / "stages" / ENDED, "")
     found = results(plan.folder)
     of_this_run = [ended] if ended else _without_cases(plan, todo)  # not told by later ones
     if interrupted and not any(r["status"] == "done" for r in found):

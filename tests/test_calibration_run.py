@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -713,6 +714,43 @@ def test_another_node_waits_for_the_first_as_long_as_it_shows_signs(
 
     wait(tmp_path / "some", first_node)
     assert 1900 < clock[0] <= 1920
+
+
+def test_another_node_leaves_the_stages_of_a_run_that_ended_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Resumed, another node starts 50 s before the first: it waits until that one has cleared the folder, and takes no stage
+    of the run before for over, nor that one's file for one to follow."""
+    from specsim.calibration import launch, session
+
+    clock = [0.0]
+
+    def sleep(seconds: float) -> None:
+        clock[0] += 10.0
+        if clock[0] == 50:
+            session.prepare(first, resume=True)
+
+    monkeypatch.setattr(launch, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
+    first = session.Plan(tmp_path, ranks=2, cpu=True, nodes=2, only=("allreduce",))
+    second = replace(first, node=1, master="first:29500")
+    monkeypatch.setattr(session, "run_stage", lambda *_, **__: [])
+    with pytest.raises(WorkError, match="nothing could be measured"):
+        session.run(first, lambda p: None, lambda text: None)
+    names = [stage.name for stage in session.stages(first)]
+    assert names
+    for name in names:
+        (tmp_path / "stages" / f"{name}.over").touch()
+        (tmp_path / "stages" / f"{name}.0.json").touch()
+    seen = []
+
+    def stage_of_another_node(*_: Any, **__: Any) -> list[str]:
+        seen.append((clock[0], sorted(p.name for p in (tmp_path / "stages").glob("*"))))
+        return []
+
+    monkeypatch.setattr(session, "run_stage", stage_of_another_node)
+    with pytest.raises(WorkError, match="nothing could be measured"):
+        session.run(second, lambda p: None, lambda text: None)
+    assert seen[0] == (50, [])
 
 
 def test_two_nodes_share_a_folder(tmp_path: Path) -> None:
