@@ -7,6 +7,7 @@ of tasks, which is tried again too.
 from __future__ import annotations
 
 import contextlib
+import logging
 import shutil
 import socket
 from collections.abc import Callable, Iterator, Sequence
@@ -39,7 +40,10 @@ def run(function: Callable[[T], R], tasks: Sequence[T], *, jobs: int = 1, cluste
         raise InputError(f"unknown cluster {cluster!r}", where="--cluster", mend="give dask://HOST:PORT or ray")
     joblib = _need("joblib", kind)
     with _backend(joblib, cluster, jobs):
-        workers = max(1, joblib.effective_n_jobs(-1 if cluster else jobs))
+        try:
+            workers = max(1, joblib.effective_n_jobs(-1 if cluster else jobs))
+        except TimeoutError:
+            raise WorkError(f"{cluster}: has no workers, nothing was run; start some, and run again") from None
         for first in range(0, len(tasks), WAVE * workers):
             wave = tasks[first : first + WAVE * workers]
             for outcome in _wave(joblib, function, wave, cluster):
@@ -90,8 +94,10 @@ def _wave(joblib: Any, function: Callable[[T], R], tasks: Sequence[T], cluster: 
             return found
         except Exception as error:  # a worker died, or the cluster went away: not the task's own failure
             if not left:
-                where = cluster or "a worker process"
-                raise WorkError(f"{where}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}; finished parts are kept, run again to go on") from error  # fmt: skip
+                lines = str(error).splitlines()
+                said = f"{type(error).__name__}{f': {lines[0]}' if lines else ''}"
+                what = f"{cluster}: the cluster, or a worker of it, went away" if cluster else "a worker process died"
+                raise WorkError(f"{what} ({said}); run again: with --out it goes on where it was") from error
     raise AssertionError
 
 
@@ -130,6 +136,7 @@ def _backend(joblib: Any, cluster: str | None, jobs: int) -> Iterator[None]:
             client = distributed.Client(f"tcp://{address}", timeout=10, set_as_default=False)
         except (OSError, OverflowError) as error:
             raise WorkError(f"{cluster}: no Dask scheduler answers ({type(error).__name__}); nothing was run") from None
+        logging.getLogger("distributed.client").setLevel(logging.CRITICAL)  # that it goes away is told in our own line
         with client, joblib.parallel_config(backend="dask", client=client, n_jobs=-1):
             yield
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import math
@@ -522,7 +523,7 @@ def test_workers_that_keep_dying_are_one_line(monkeypatch):
             raise ConnectionError("scheduler went away\nlong story")
 
     monkeypatch.setattr(joblib, "Parallel", Dead)
-    with pytest.raises(WorkError, match="run again to go on") as error:
+    with pytest.raises(WorkError, match=r"a worker process died .*; run again: with --out it goes on") as error:
         list(fanout.run(abs, [1, 2], jobs=2))
     assert "\n" not in str(error.value)
     assert len(tries) == fanout.TRIES
@@ -586,6 +587,19 @@ def test_a_dead_cluster_is_one_line_and_leaves_nothing(specsim, tmp_path):
         assert (code, err.count("\n")) == (1, 1)
         assert "no Dask scheduler answers (ConnectionRefusedError); nothing was run" in err
         assert not list(tmp_path.iterdir())
+
+
+def test_a_cluster_without_workers_is_one_line(monkeypatch):
+    """joblib waits for a worker for some seconds, and raises TimeoutError."""
+    joblib = pytest.importorskip("joblib", reason="joblib is optional")
+
+    def none_came(_: int) -> int:
+        raise TimeoutError("no worker")
+
+    monkeypatch.setattr(joblib, "effective_n_jobs", none_came)
+    monkeypatch.setattr(fanout, "_backend", lambda *_: contextlib.nullcontext())
+    with pytest.raises(WorkError, match="dask://a:1: has no workers, nothing was run"):
+        list(fanout.run(abs, [1], cluster="dask://a:1"))
 
 
 def test_what_is_kept_goes_with_the_whole_or_when_nothing_is(tmp_path):
