@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import fields
 from inspect import signature
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +131,24 @@ def options_of(values: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ..
         if launch.unknown:
             notes = (*notes, f"flags not known, left out: {', '.join(launch.unknown)}")
     return options, notes
+
+
+def check_numbers(name: str, values: Iterable[Any], whole: bool = False) -> None:
+    """Raise InputError, in the words of the command line, for a value of an option that is no (whole) number."""
+    what = "whole number" if whole else "number"
+    for value in values:
+        if not isinstance(value, Real) or (whole and value % 1):
+            raise InputError(f"{value!r} is no {what}", where="--" + name.replace("_", "-"), mend=f"give a {what}")
+
+
+def check_fields(options: Any) -> None:
+    """`check_numbers` of a dataclass of options, by the types of its fields; a seed is not negative."""
+    for field in fields(options):
+        value, kind = getattr(options, field.name), str(field.type).partition(" ")[0]
+        if value is not None and kind in ("int", "float"):
+            check_numbers(field.name, [value], whole=kind == "int")
+        if field.name == "seed" and value is not None and value < 0:
+            raise InputError(f"{value} is out of range", where="--seed", mend="give 0 or more")
 
 
 def sharing_a_name(kind: str, values: Iterable[Any]) -> list[str]:

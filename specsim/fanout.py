@@ -33,8 +33,8 @@ def run(function: Callable[[T], R], tasks: Sequence[T], *, jobs: int = 1, cluste
         for task in tasks:
             yield _value(_tried(function, task))
         return
-    if jobs == 0 or jobs < -1:
-        raise InputError(f"{jobs} processes", where="--jobs", mend="give 1 or more, or -1 for one a core")
+    if not isinstance(jobs, int) or jobs == 0 or jobs < -1:
+        raise InputError(f"{jobs!r} processes", where="--jobs", mend="give 1 or more, or -1 for one a core")
     kind = "fanout" if cluster is None else cluster.partition("://")[0]
     if kind not in ("fanout", "dask", "ray"):
         raise InputError(f"unknown cluster {cluster!r}", where="--cluster", mend="give dask://HOST:PORT or ray")
@@ -68,6 +68,20 @@ def parts_of(out: Path, mark: str) -> Path:
     except OSError as error:
         raise WorkError(f"{folder}: cannot be written: {error.strerror or error}") from None
     return folder / f"part-{mark[:16]}"
+
+
+def cluster_of(options: dict[str, Any], cluster: str | None) -> str | None:
+    """The cluster, which may stand among the engines as well (--engine dask://HOST:PORT), from where it is taken."""
+    engine = options.get("engine") or ()
+    words = engine.split(",") if isinstance(engine, str) else list(engine)
+    found = [word.strip() for word in words if word.strip() == "ray" or word.strip().startswith(("ray://", "dask://"))]
+    if not found:
+        return cluster
+    if len(found) + (cluster is not None) > 1:
+        raise InputError("several clusters", where="--cluster", mend="give one")
+    left = [word for word in words if word.strip() not in found]
+    options["engine"] = (",".join(left) if isinstance(engine, str) else tuple(left)) or None
+    return found[0]
 
 
 @contextlib.contextmanager

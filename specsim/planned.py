@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from specsim.asked import AModel, with_model
+from specsim.asked import AModel, check_fields, with_model
 from specsim.errors import InputError
 from specsim.files import write_atomically
 from specsim.launch_lines import sglang_adaptive, sglang_line, vllm_config, vllm_line
@@ -44,8 +44,8 @@ class Wanted:
     """
 
     rate: float | None = None
-    input_tokens: int | None = None
-    output_tokens: int | None = None
+    input_tokens: float | None = None
+    output_tokens: float | None = None
     trace: Path | None = None
     ttft_ms: float | None = None
     tpot_ms: float | None = None
@@ -60,6 +60,7 @@ class Wanted:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_fields(self)
         price = self.price_per_gpu_hour
         if price is not None and not 0 <= price < math.inf:
             raise InputError(f"{price:g} is no price", where="--price-per-gpu-hour", mend="give 0 or more")

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from specsim.asked import AModel, scenario, with_model
+from specsim.asked import AModel, check_fields, check_numbers, scenario, with_model
 from specsim.errors import InputError
 from specsim.launch_lines import read_ranges
 from specsim.pages import Shown
@@ -65,14 +64,8 @@ class Load:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            kind = str(field.type).partition(" ")[0]
-            if value is None or kind not in ("int", "float"):
-                continue
-            if not isinstance(value, Real) or (kind == "int" and value != value // 1):
-                what = "whole number" if kind == "int" else "number"
-                raise InputError(f"{value!r} is no {what}", where=_flag(field.name), mend=f"give a {what}")
+        check_fields(self)
+        check_numbers("accept_histogram", () if self.accept_histogram is None else self.accept_histogram)
         if self.trace is None and self.rate is None and self.concurrency is None:
             raise InputError("no load", where="simulate", mend="give --rate, --concurrency or --trace")
         if self.trace is not None:
@@ -90,7 +83,7 @@ class Load:
             limit = getattr(self, name)
             if limit is not None and not 0 < limit < math.inf:
                 raise InputError(f"{limit:g} ms is no target", where=_flag(name), mend="give milliseconds above 0")
-        for name in ("num_requests", "concurrency", "chunk_tokens"):
+        for name in ("num_requests", "concurrency", "chunk_tokens", "input_tokens", "output_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"{value} is out of range", where=_flag(name), mend="give 1 or more")

@@ -95,6 +95,7 @@ def simulate(
     one a core; cluster: "dask://HOST:PORT" or "ray" instead. Raises InputError, WorkError.
     """
     options = with_model(model, options, several=True)
+    cluster = fanout.cluster_of(options, cluster)
     lists = {name: several(name, value) for name, value in options.items() if name not in SINGLE and value is not None}
     varied = tuple(name for name, values in lists.items() if len(values) > 1)
     single = {name: lists[name][0] if name in lists else value for name, value in options.items() if name not in varied}

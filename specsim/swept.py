@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from specsim.asked import FILES, NAMES, AModel, scenario_of, sharing_a_name, with_model
+from specsim.asked import FILES, NAMES, AModel, check_numbers, scenario_of, sharing_a_name, with_model
 from specsim.errors import InputError, did_you_mean
+from specsim.fanout import cluster_of
 from specsim.progress import report
 from specsim.scenarios import Scenario
 from specsim.sweep_run import Result, run
@@ -48,6 +49,7 @@ def sweep(
     one a core; cluster: "dask://HOST:PORT" or "ray" instead. Raises InputError, WorkError.
     """
     options = with_model(model, options, several=True)
+    cluster = cluster_of(options, cluster)
     return run(spec_of(options), out=None if out is None else Path(out), jobs=jobs, cluster=cluster, progress=report)
 
 
@@ -67,6 +69,8 @@ def spec_of(options: Mapping[str, Any]) -> Spec:
     count = math.prod(len(lists[name]) for name in outer)
     if count > MOST_CASES or math.prod(len(lists[name]) for name in drafting) > MOST_CASES:
         raise InputError(f"{count:,} cases", where="sweep", mend=f"{MOST_CASES:,} at most: make several sweeps of it")
+    for name in ("accept_rate", "accept_length"):
+        check_numbers(name, lists.get(name, ()))
     kind = ACCEPTANCE[kinds[0]] if kinds else ""
     if kind == "rate" and not all(0 <= a <= 1 for a in lists["accept_rate"]):
         raise InputError("has values outside [0, 1]", where="--accept-rate", mend="give fractions")

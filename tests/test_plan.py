@@ -358,6 +358,20 @@ def test_what_cannot_be_built_is_left_out():
         plan([wrong], 1, Requests(100, 100), Targets())
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"rate": "20"}, "--rate: '20' is no number"),
+        ({"tpot_ms": "10"}, "--tpot-ms: '10' is no number"),
+        ({"max_gpus": 1.5}, "--max-gpus: 1.5 is no whole number"),
+        ({"seed": -1}, "--seed: -1 is out of range"),
+    ],
+)
+def test_wrong_values_in_python_are_told(options, says):
+    with pytest.raises(InputError, match=says):
+        specsim_plan("Llama-3.1-8B", **{"hardware": "1x-h200", "rate": 20, "tpot_ms": 10, **options})
+
+
 def test_two_states_of_one_box_are_two_boxes(tmp_path, monkeypatch):
     """A profile measured anew has the name of the old one. Each is priced by its own numbers, whichever comes first, and goes by
     its path."""

@@ -183,6 +183,8 @@ def test_many_small_simulations_are_worth_a_compiled_kernel(monkeypatch):
     ("options", "says"),
     [
         ({"rate": "5"}, "--rate: '5' is no number"),
+        ({"rate": 5, "input_tokens": 0}, "--input-tokens: 0 is out of range; give 1 or more"),
+        ({"rate": 5, "accept_histogram": "1,2"}, "--accept-histogram: '1' is no number"),
         ({"rate": 5, "num_requests": 10.5}, "--num-requests: 10.5 is no whole number"),
         ({"rate": 5, "seed": "1:3"}, "--seed: '1:3' is no whole number"),
         ({"rate": 5, "out": "nowhere/x.csv"}, "--out: there is no folder 'nowhere'"),

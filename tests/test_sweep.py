@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specsim import cli, fanout, sweep_rows, sweep_run
+from specsim import cli, fanout, sweep_rows, sweep_run, swept
 from specsim import sweeps as sweep
 from specsim.cycle import evaluate
 from specsim.errors import InputError, SpecsimError, WorkError
@@ -689,6 +689,20 @@ def test_bad_input_is_one_line(specsim, arguments, said):
     assert err.startswith("error: ")
     assert said in err
     assert len(err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"accept_rate": "0.6"}, "--accept-rate: '0.6' is no number"),
+        ({"accept_length": [2, "3"]}, "--accept-length: '3' is no number"),
+        ({"jobs": "2"}, "--jobs: '2' processes"),
+        ({"engine": ["vllm", "dask://here"]}, "--cluster: 'dask://here' names no host and port"),
+    ],
+)
+def test_wrong_values_in_python_are_told(options, says):
+    with pytest.raises(InputError, match=says):
+        swept.sweep("Llama-3.1-8B", hardware="1x-h200", **options)
 
 
 def test_a_case_that_cannot_be_is_left_out_and_said(specsim):

@@ -350,19 +350,3 @@ def _duration(seconds: float) -> str:
     if seconds < 100:
         return f"{max(1, round(seconds))} s"
     return f"{round(seconds / 60)} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
-
-
-def cluster_of(options: dict[str, Any], cluster: str | None) -> str | None:
-    """The cluster, which may stand among the engines as well (--engine dask://HOST:PORT), from where it is taken."""
-    from specsim.errors import InputError
-
-    engine = options.get("engine") or ()
-    words = engine.split(",") if isinstance(engine, str) else list(engine)
-    found = [word.strip() for word in words if word.strip() == "ray" or word.strip().startswith(("ray://", "dask://"))]
-    if not found:
-        return cluster
-    if len(found) + (cluster is not None) > 1:
-        raise InputError("several clusters", where="--cluster", mend="give one")
-    left = [word for word in words if word.strip() not in found]
-    options["engine"] = (",".join(left) if isinstance(engine, str) else tuple(left)) or None
-    return found[0]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specsim.commands.common import Meter, OutFile, cluster_of, draw, json_option, note, plot_option, print_result, show
+from specsim.commands.common import Meter, OutFile, draw, json_option, note, plot_option, print_result, show
 from specsim.commands.scenario import COUNT, FILE, TOKENS, Rates, Several, says, scenario_options
 
 if TYPE_CHECKING:
@@ -133,7 +133,6 @@ def command(as_json: bool, **options: Any) -> None:
     for flag, path in (("--out", options["out"]), ("--requests-out", rows_out)):
         if path and options["trace"] and path.absolute() == options["trace"].absolute():
             raise InputError("is the trace itself", where=flag, mend="name another file")
-    options["cluster"] = cluster_of(options, options["cluster"])
     several = bool(options["out"]) or any(
         isinstance(value, tuple) and len(value) > 1 for name, value in options.items() if name not in (*SINGLE, "eager")
     )

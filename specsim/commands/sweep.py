@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from specsim.commands.common import Meter, OutFile, cluster_of, draw, json_option, note, plot_option, print_result, show
+from specsim.commands.common import Meter, OutFile, draw, json_option, note, plot_option, print_result, show
 from specsim.commands.scenario import Count, Known, scenario_options
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -54,7 +54,6 @@ def command(
     """
     from specsim.swept import sweep
 
-    cluster = cluster_of(options, cluster)
     lists = {name: _values(name, text) for name, text in options.items() if name in TYPES and text is not None}
     with Meter("sweep"):
         result = sweep(out=out, jobs=jobs, cluster=cluster, **{**options, **lists})
