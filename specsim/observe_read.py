@@ -240,10 +240,14 @@ def _from_file(path: Path) -> Source:
     try:
         if path.is_dir():
             raise InputError("is a folder", where=str(path), mend="give the files in it")
-        if not path.is_file():
+        if not path.exists():
             raise InputError("no such file", where=str(path), mend="check the path")
+        once = not path.is_file()  # a pipe, such as a shell's <(...), or a device
         with path.open("rb") as file:
-            head = file.read(16)
+            data = file.read(MAX_DOCUMENT if once else 16)
+        if len(data) == MAX_DOCUMENT:
+            raise InputError(f"is longer than {MAX_DOCUMENT >> 20} MiB", where=str(path), mend="give a file of its own")
+        head = data[:16]
         changed = datetime.fromtimestamp(path.stat().st_mtime, timezone.utc)
     except (OSError, ValueError, OverflowError) as problem:  # ValueError: a null byte in the path
         raise InputError(f"cannot be read: {problem}", where=repr(str(path)), mend="check the path") from None
@@ -252,7 +256,8 @@ def _from_file(path: Path) -> Source:
     for magic, what in _OTHER_MAGIC.items():
         if head.startswith(magic):
             raise InputError(f"is {what}", where=str(path))
-    return Source(plain(str(path)), changed.isoformat(timespec="seconds"), lambda: path.open("rb"))
+    name, date = plain(str(path)), changed.isoformat(timespec="seconds")
+    return Source(name, date, (lambda: io.BytesIO(data)) if once else lambda: path.open("rb"))
 
 
 def _now() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -93,6 +94,25 @@ def test_hopeless_inputs_are_one_line_that_names_the_file(tmp_path, data, messag
         observe(path)
     assert str(path) in str(problem.value)
     assert "\n" not in str(problem.value)
+
+
+def test_a_pipe_is_read_as_a_file_is(tmp_path):
+    """As a shell's <(zcat server.log.gz) gives it; nothing in it, and /dev/null, are empty files."""
+    for content, lines in ((LOG.encode(), 4), (gzip.compress(LOG.encode()), 4), (b"", 0)):
+        pipe = tmp_path / f"pipe{len(content)}"
+        os.mkfifo(pipe)
+        writer = threading.Thread(target=pipe.write_bytes, args=(content,))
+        writer.start()
+        try:
+            if lines:
+                assert observe(pipe)[0].points[0].raw["lines"] == lines
+            else:
+                with pytest.raises(InputError, match="is empty"):
+                    observe(pipe)
+        finally:
+            writer.join(timeout=10)
+    with pytest.raises(InputError, match="/dev/null: is empty"):
+        observe("/dev/null")
 
 
 def test_paths_that_are_no_files(tmp_path):
