@@ -27,7 +27,14 @@ MAX_ANSWER = 256 * 2**20  # bytes
 FIRST_ID, LAST_ID = 10, 8000  # prompts' token ids: inside every vocabulary, away from special tokens
 
 
-class ServerError(WorkError):
+class _Told(WorkError):
+    """What a server said, or did: without the API key, which it may send back."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(hide(text, secrets_of()))
+
+
+class ServerError(_Told):
     """The server is gone, changed, or is not an inference server: nothing more can be measured."""
 
 
@@ -35,8 +42,12 @@ class ChangedError(ServerError):
     """Another server answers than the one that the measurement began with: what was just measured counts for neither."""
 
 
-class PointError(WorkError):
-    """One operating point could not be measured; others may."""
+class PointError(_Told):
+    """One operating point could not be measured; others may. `status`: that of the HTTP answer, where it was one from 400 on."""
+
+    def __init__(self, text: str, status: int = 0) -> None:
+        super().__init__(text)
+        self.status = status
 
 
 class Client:
@@ -70,6 +81,8 @@ class Client:
             connection.request(method, self.prefix + path, None if body is None else json.dumps(body), headers)
             answer = connection.getresponse()
             content = answer.read(MAX_ANSWER)
+            if answer.length:  # it announced more
+                raise http.client.IncompleteRead(content, answer.length)
         except TimeoutError:
             mend = "; is it stuck, or does it need a longer --request-timeout?" if limit == self.timeout else ""
             raise ServerError(f"{self.url}{path}: no answer within {limit:g} s{mend}") from None
@@ -99,7 +112,7 @@ class Client:
             raise ServerError(f"{self.url}{path}: answered {status}, a redirect; give the address behind the proxy")
         if status >= 400:
             said = "a web page" if _is_page(content) else message_of(content)
-            raise PointError(f"{self.url}{path}: answered {status}: {hide(said, secrets_of())}")
+            raise PointError(f"{self.url}{path}: answered {status}: {said}", status)
 
     def json(self, method: str, path: str, body: Any = None, timeout: float | None = None) -> Any:
         """The answer as JSON. Raises ServerError when it is something else, such as a proxy's page."""
@@ -179,6 +192,7 @@ def _count(value: Any) -> int:
     return value if type(value) is int and value > 0 else 0
 
 
+NO_SECRETS = ("EMPTY", "auto", "dummy", "false", "none", "null", "test", "token", "true")  # keys that hide nothing
 _SECRET = re.compile(r"api[-_]?key|password|secret|credential|(^|_)token$|auth", re.IGNORECASE)
 
 
@@ -203,12 +217,22 @@ def redact(flags: Sequence[str]) -> list[str]:
 
 def secrets_of(flags: Sequence[str] = (), env: Mapping[str, str] | None = None) -> list[str]:
     """Secret values: those of flags and of variables whose name speaks of one, and the API key; longest first."""
-    found = [os.environ.get(name, "").strip() for name in KEY_VARIABLES]
+    keys = (os.environ.get(name, "").strip() for name in KEY_VARIABLES)
+    found = [key for key in keys if key not in NO_SECRETS]
     found += [value for name, value in (env or {}).items() if _SECRET.search(name)]
     for flag, shown in zip(flags, redact(flags), strict=True):
         if flag != shown:
             found.append(flag.removeprefix(shown.removesuffix("***")))
     return sorted({value for value in found if len(value) >= 4}, key=len, reverse=True)
+
+
+def without_key(value: Any) -> Any:
+    """`value` with *** for the API key in any text of it, as a server may send it back."""
+    if isinstance(value, str):
+        return hide(value, secrets_of())
+    if isinstance(value, dict):
+        return {k: without_key(v) for k, v in value.items()}
+    return [without_key(v) for v in value] if isinstance(value, list) else value
 
 
 def hide(text: str, secrets: Sequence[str]) -> str:
@@ -223,19 +247,27 @@ def _is_secret(flag: str) -> bool:
 
 
 def identify(client: Client, timeout: float = 30.0) -> Served:
-    """What the server runs. Raises ServerError when it is neither SGLang nor vLLM."""
+    """What the server runs. Raises ServerError when it is neither SGLang nor vLLM, or does not say."""
+    fault = ""
     for path in ("/server_info", "/get_server_info"):  # the latter is the older name, and warned of in the log since
         try:
-            info = client.json("GET", path, timeout=timeout)
-        except PointError:
+            info = without_key(client.json("GET", path, timeout=timeout))
+        except PointError as error:
+            fault = fault or (str(error) if error.status >= 500 or error.status == 429 else "")
             continue
         if isinstance(info, dict) and "model_path" in info:
             return Served("sglang", str(info.get("version", "unknown")), str(info["model_path"]), scrub(info))
     try:
-        version = client.json("GET", "/version", timeout=timeout)
-        models = client.json("GET", "/v1/models", timeout=timeout)
+        version = without_key(client.json("GET", "/version", timeout=timeout))
+        models = without_key(client.json("GET", "/v1/models", timeout=timeout))
         return Served("vllm", str(version["version"]), str(models["data"][0]["id"]))
-    except (PointError, KeyError, TypeError, IndexError):
+    except (PointError, KeyError, TypeError, IndexError) as error:
+        if isinstance(error, PointError) and error.status >= 500:
+            fault = fault or str(error)
+        if fault:
+            raise ServerError(
+                f"{fault}; is the server still loading, or behind a proxy that cannot reach it?"
+            ) from None
         raise ServerError(
             f"{client.url}: is neither SGLang (no /server_info) nor vLLM (no /version with /v1/models)"
         ) from None
@@ -345,26 +377,36 @@ def generate(
     except (KeyError, TypeError, ValueError):
         raise PointError(
             f"{client.url}/generate: the answer has no meta_info with completion_tokens, as SGLang's have; is a proxy in front? "
-            f"({hide(message_of(json.dumps(answers).encode()), secrets_of())})"
+            f"({message_of(json.dumps(answers).encode())})"
         ) from None
     if len(counts) != len(token_ids) or set(counts) != {new_tokens}:
         reason = json.dumps(metas[0].get("finish_reason"))[:120] if metas else "none"
         got = f"{len(counts)} answers of {sorted(set(counts))} tokens"
         asked = f"{len(token_ids)} of {new_tokens}"
         raise PointError(f"{client.url}/generate: {got} instead of {asked} (finish reason {reason})")
-    times = [m["e2e_latency"] for m in metas if isinstance(m.get("e2e_latency"), (int, float))]
-    verified = [m["spec_verify_ct"] for m in metas if m.get("spec_verify_ct")]
+    times = [seconds for m in metas if (seconds := _above_0(m.get("e2e_latency")))]
+    verified = [cycles for m in metas if (cycles := _above_0(m.get("spec_verify_ct")))]
     if served.speculative and not verified:
         raise PointError(
             f"{client.url}/generate: the answers do not say how many cycles they took (spec_verify_ct); "
             "is this an old SGLang, or a proxy in front that strips them?"
         )
-    cycles = float(max(verified)) if verified else float(new_tokens - 1)
+    cycles = max(verified) if verified else float(new_tokens - 1)
     lengths = [round((new_tokens - 1) / v, 4) for v in verified] if len(verified) == len(metas) else []
-    histograms = [m.get("spec_correct_drafts_histogram") or m.get("spec_accept_histogram") or [] for m in metas]
+    histograms = [_counts(m.get("spec_correct_drafts_histogram") or m.get("spec_accept_histogram")) for m in metas]
     width = max(map(len, histograms), default=0)
-    histogram = [sum(int(h[i]) for h in histograms if i < len(h)) for i in range(width)]
+    histogram = [sum(h[i] for h in histograms if i < len(h)) for i in range(width)]
     return Answer(max(times) if len(times) == len(metas) else wall, wall, new_tokens, cycles, lengths, histogram)
+
+
+def _above_0(value: Any) -> float | None:
+    """The value where it is a finite number above 0."""
+    return float(value) if type(value) in (int, float) and 0 < value < 1e12 else None
+
+
+def _counts(value: Any) -> list[int]:
+    """The value where it is a list of numbers of things; else none."""
+    return value if isinstance(value, list) and all(type(n) is int and n >= 0 for n in value) else []
 
 
 _SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+([^\s]+)")

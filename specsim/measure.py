@@ -33,6 +33,7 @@ from specsim.live import (
 from specsim.records import Point, Quantity
 
 DISAGREE = 0.03  # sources that differ by more are reported
+WIDE = 0.05  # half of a step's interval that is reported
 TIMER = "sglang:forward_execution_seconds"
 PASSES = "sglang:cuda_graph_passes"
 STEPS = "vllm:iteration_tokens_total_count"  # a histogram with one entry an engine step
@@ -255,6 +256,11 @@ def measure(
         )
     point = _point(served, batch, context, series, cycle)
     point.raw["measuring_s"] = round(time.perf_counter() - start, 2)
+    half = math.inf if cycle.high is None else (cycle.high - cycle.value) / cycle.value
+    if half > WIDE:
+        point.notes.append(
+            f"its 80 % interval is {half:.0%} wide to each side after {repeat + 1} repetitions: the server or the network is noisy"
+        )
     say(_line(point))
     return point
 

@@ -66,7 +66,8 @@ class Setup(BaseModel):
     def pairs(self) -> list[tuple[int, int]]:
         if self.load is not None and not self.model_fields_set & {"batches", "contexts", "points"}:
             return []
-        return self.points or [(batch, context) for context in self.contexts for batch in self.batches]
+        pairs = self.points or [(batch, context) for context in self.contexts for batch in self.batches]
+        return list(dict.fromkeys(pairs))
 
 
 def load_setups(path: Path) -> list[Setup]:

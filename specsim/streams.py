@@ -140,7 +140,10 @@ class _Receiver(asyncio.Protocol):
             self.stream.chunk_tokens.append(int(found[1]))
 
     def outcome(self, wanted: int) -> str:
-        """Why the request failed; empty when it did not."""
+        """Why the request failed, without the API key; empty when it did not."""
+        return hide(self._outcome(wanted), secrets_of())
+
+    def _outcome(self, wanted: int) -> str:
         try:
             if self.status == 0:
                 return f"{self.run.client.url}: the server broke off; it may have died"
@@ -153,7 +156,7 @@ class _Receiver(asyncio.Protocol):
         if not isinstance(self.stream.last, dict):
             self.stream.last = {}
         if "error" in self.stream.last:
-            return f"{self.run.client.url}: {hide(message_of(json.dumps(self.stream.last).encode()), secrets_of())}"
+            return f"{self.run.client.url}: {message_of(json.dumps(self.stream.last).encode())}"
         if not self.done:
             return f"{self.run.client.url}: a stream broke off after {self.stream.tokens} tokens"
         if self.stream.tokens != wanted:

@@ -29,10 +29,12 @@ from specsim.live import (
     Served,
     ServerError,
     check_same,
+    counters,
     flags_of,
     identify,
     redact,
     scrub,
+    without_key,
 )
 from specsim.load import Load, measure_loads, seconds_of
 from specsim.measure import Plan, measure
@@ -90,7 +92,7 @@ class Recorder:
         return self.folder / f"{self.record.name}.json"
 
     def save(self) -> None:
-        text = json.dumps(self.record.model_dump(by_alias=True, exclude_none=True), indent=1)
+        text = json.dumps(without_key(self.record.model_dump(by_alias=True, exclude_none=True)), indent=1)
         text = re.sub(r"\[[-+.\de,\s]+\]", lambda numbers: " ".join(numbers[0].split()), text)  # numbers on one line
         write_atomically(self.path, text + "\n")
 
@@ -209,6 +211,11 @@ def run_url(
     if record.target_config is None:
         record.caveats.append("the model's config.json was not found from here: replay needs it (give --model DIR)")
     record.caveats.append("other users' requests, if there were any, slow the steps down")
+    if served.engine == "vllm" and not served.speculative and counters(client) is None:
+        record.caveats.append(
+            "the server has no /metrics: were it to draft, its cycles were taken for steps of one token"
+        )
+        say("  it has no /metrics, so that whether it drafts is not known: if so, say it by --vllm-args")
     record.name, record.hardware = free_name(folder, label), hardware
     recorder = Recorder(record, folder)
     try:
@@ -231,8 +238,11 @@ def _tail(log: Path) -> LogTail:
 def _flagged(served: Served, flags: Sequence[str]) -> Served:
     """A vLLM server with what its flags say of drafting, which it does not say itself. Raises InputError for what vLLM
     would refuse."""
-    if served.engine != "vllm" or not flags:
+    if not flags:
         return served
+    if served.engine != "vllm":
+        mend = "leave it out: it says its flags itself"
+        raise InputError(f"the server is {served.engine} {served.version}, no vLLM", where="--vllm-args", mend=mend)
     launch = read_launch("vllm", ["--model", served.model, *flags])
     launch.refuse_slips("--vllm-args")
     method = launch.options.get("method", "none")

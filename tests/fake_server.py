@@ -134,6 +134,8 @@ class Handler(BaseHTTPRequestHandler):
             if self.path == "/v1/models":
                 return self.send(200, {"data": [{"id": "fake-model"}]})
             return self.send(404, {"detail": "Not Found"})
+        if self.path == state.info_path and state.fault == "loading":
+            return self.send(503, {"error": "the model is loading"})
         if self.path == state.info_path:
             changed = state.fault == "version" and max(state.batches, state.streamed - 28) > 18
             info = {
@@ -145,6 +147,9 @@ class Handler(BaseHTTPRequestHandler):
             info |= {"max_running_requests": state.capacity, "disable_cuda_graph": True, "max_total_num_tokens": 100000}
             if state.draft_tokens > 1:
                 info |= {"speculative_algorithm": "EAGLE3", "speculative_num_draft_tokens": state.draft_tokens}
+            if state.fault == "tells":  # what it was asked with, in everything it says of itself
+                key = self.headers.get("Authorization", "")
+                info |= {"version": key, "model_path": f"/models/{key}", "attention_backend": key}
             return self.send(200, info | state.info)
         return self.send(404, {"detail": "Not Found"})
 
@@ -281,7 +286,8 @@ class Handler(BaseHTTPRequestHandler):
         speculative = state.draft_tokens > 1
         cycles = -(-(tokens - 1) // state.accept) if speculative else tokens - 1
         rounds = -(-batch // state.capacity) if state.fault != "unsteady" else 2
-        seconds = (state.start_ms + state.step_ms * cycles * rounds) / 1e3
+        start_ms = state.start_ms * (1 + 40 * (state.batches % 3) if state.fault == "noisy" else 1)
+        seconds = (start_ms + state.step_ms * cycles * rounds) / 1e3
         time.sleep(seconds)
         state.passes += cycles * rounds
         state.drafts += cycles * batch if speculative else 0
@@ -298,6 +304,15 @@ class Handler(BaseHTTPRequestHandler):
             "e2e_latency": seconds,
             "finish_reason": {"type": "length"},
         }
+        if state.fault == "nan":
+            meta |= {"e2e_latency": float("nan"), "spec_accept_histogram": [1, None, "x"]}
+        if state.fault == "cut":
+            self.send_response(200)
+            self.send_header("Content-Length", "5000")
+            self.end_headers()
+            self.wfile.write(b'[{"meta_info": ')
+            self.close_connection = True
+            return None
         if state.fault == "bare":
             return self.send(200, [{"text": "", "echo": self.headers.get("Authorization")}] * batch)
         if speculative and state.fault != "stripped":

@@ -271,6 +271,7 @@ def _measure(mode: str, options: dict[str, Any]) -> int:
     if mode == "url":
         load = _load(options)
         pairs = [(b, c) for c in options["context"] or [1024] for b in options["batch"] or [1, 4, 16, 32]]
+        pairs = list(dict.fromkeys(pairs))
         if load is not None and not (options["batch"] or options["context"]):
             pairs = []
         check_folder(folder)
