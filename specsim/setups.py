@@ -125,6 +125,8 @@ def make_setup(values: dict[str, Any], where: str) -> Setup:
         )
     if setup.method != "none" and setup.topk > 1 and setup.draft_tokens is None:
         raise InputError("topk above 1 needs draft_tokens", where=where, mend="give --draft-tokens")
+    if setup.num_steps is not None and setup.method != "ngram":
+        _check_rows(setup, setup.num_steps, where)
     if setup.load is not None:
         try:
             setup.load.runs()
@@ -136,6 +138,17 @@ def make_setup(values: dict[str, Any], where: str) -> Setup:
             f"accept_length {setup.accept_length:g} is above num_steps + 1 = {limit}", where=where, mend="lower it"
         )
     return setup
+
+
+def _check_rows(setup: Setup, steps: int, where: str) -> None:
+    """Raise InputError for draft tokens that SGLang would change (a chain's) or refuse (more than the tree has)."""
+    if setup.topk == 1 and setup.rows != steps + 1:
+        what = f"draft_tokens {setup.rows}, where SGLang verifies num_steps + 1 = {steps + 1} rows with topk 1"
+        raise InputError(what, where=where, mend="leave draft_tokens out, or give topk above 1")
+    most = 1 + setup.topk + (steps - 1) * setup.topk**2
+    if setup.rows > most:
+        what = f"draft_tokens {setup.rows} of a tree of {most}"
+        raise InputError(what, where=where, mend=f"give up to {most}, or more num_steps")
 
 
 def config_of(path: Path, what: str) -> dict[str, Any]:

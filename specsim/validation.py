@@ -18,8 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import specsim.kernels as kernels
+from specsim.configs import model_from_config
 from specsim.errors import InputError, WorkError
 from specsim.files import write_atomically
+from specsim.forward import Parallel
 from specsim.launch import read_launch
 from specsim.live import (
     ChangedError,
@@ -40,6 +42,7 @@ from specsim.load import Load, measure_loads, seconds_of
 from specsim.measure import Plan, measure
 from specsim.profiles import load_profile
 from specsim.records import Correction, EngineRun, Record
+from specsim.scenarios import check_heads
 from specsim.server import Launched, free_port, refuse_multicast
 from specsim.setups import Setup, config_of, moe_layers, server_env, server_flags, target_config
 
@@ -59,12 +62,23 @@ def check(setups: Sequence[Setup], folder: Path, *, multicast: bool = False) -> 
     """Find what is wrong before a server is started. Raises InputError for a setup, WorkError for the folder."""
     for setup in setups:
         read_launch("sglang", setup.flags).refuse_slips(f"scenario {setup.name}")
-        target_config(setup)
+        _check_ranks(target_config(setup), setup)
         if setup.draft is not None:
             config_of(setup.draft, "draft")
+        if setup.hardware is not None:
+            load_profile(setup.hardware)
         if not multicast:
             refuse_multicast(setup.flags, setup.env, f"scenario {setup.name}")
     check_folder(folder)
+
+
+def _check_ranks(config: dict[str, Any], setup: Setup) -> None:
+    """Raise InputError where the ranks do not divide the target's heads. A model that cannot be priced may be measured."""
+    try:
+        model = model_from_config(config, name=setup.name, source=str(setup.model))
+    except InputError:
+        return
+    check_heads(model, Parallel(setup.tp))
 
 
 def check_folder(folder: Path) -> None:

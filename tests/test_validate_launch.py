@@ -238,6 +238,14 @@ def test_what_is_wrong_is_found_before_a_server_starts(model: Path, tmp_path: Pa
         validate.check([good, scenario(tmp_path / "nowhere.json")], tmp_path)
     with pytest.raises(InputError, match="multicast"):
         validate.check([scenario(model, flags=["--enable-mscclpp"])], tmp_path)
+    with pytest.raises(InputError, match="no hardware profile 'nope'"):
+        validate.check([scenario(model, hardware="nope")], tmp_path)
+    with pytest.raises(InputError, match="did you mean --disable-cuda-graph"):
+        validate.check([scenario(model, flags=["--disable-cuda-grahp"])], tmp_path)
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "vocab_size": 256}
+    model.write_text(json.dumps(DENSE | sizes))
+    with pytest.raises(InputError, match="tp 3 does not divide 4 attention heads"):
+        validate.check([scenario(model, tp=3)], tmp_path)
     (tmp_path / "file").write_text("")
     with pytest.raises(WorkError, match="cannot be written"):
         validate.check([good], tmp_path / "file")
@@ -355,6 +363,8 @@ def test_resume_leaves_out_what_is_done(model: Path, tmp_path: Path) -> None:
         ("- {name: a, model: m, num_steps: 2}", "without a method"),
         ("- {name: a, model: m, method: mtp, num_steps: 1, accept_length: 2.5}", "above num_steps"),
         ("- {name: a, model: m, method: mtp, num_steps: 2, topk: 4}", "topk above 1 needs draft_tokens"),
+        ("- {name: a, model: m, method: mtp, num_steps: 2, draft_tokens: 9}", r"num_steps \+ 1 = 3 rows with topk 1"),
+        ("- {name: a, model: m, method: mtp, num_steps: 2, topk: 2, draft_tokens: 9}", "draft_tokens 9 of a tree of 7"),
         ("- {name: a, model: m, batches: [0]}", "batches.0"),
         ("- {name: a, model: m}\n- {name: a, model: m}", "two scenarios are called 'a'"),
         ("- {name: a", "is not YAML"),

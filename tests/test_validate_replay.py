@@ -221,6 +221,7 @@ def test_a_record_of_a_newer_release_is_told_and_other_files_are_not(tmp_path: P
         (["--url", "x", "--tp", "1"], "--tp: says nothing with --url"),
         (["--scenarios", "x", "--method", "ngram"], "--method: says nothing with --scenarios"),
         (["--launch", "--model", "x", "--server-command", ""], "--server-command: names no program"),
+        (["--launch", "--model", "x", "--accept-length", "2"], "--accept-length: is about speculation"),
         (["--url", "x", "--name", "../x"], "cannot be a file's name"),
         (["--url", "x", "--vllm-args", "--a 'b"], "--vllm-args: cannot be split: no closing quotation"),
     ],

@@ -348,6 +348,8 @@ def _setup(options: dict[str, Any]) -> Any:
         raise InputError(
             "--launch needs --model", where="validate", mend="give --model DIR, a folder with a config.json"
         )
+    if options["method"] == "none" and options["accept_length"] is not None:
+        raise InputError("is about speculation", where="--accept-length", mend="give --method too, or leave it out")
     keys = ("model", "draft", "tp", "method", "num_steps", "topk", "draft_tokens", "accept_length", "eager", "profile")
     values = {key: options[key] for key in keys if options[key] is not None}
     values["flags"] = _words(options, "sglang_args")
