@@ -191,7 +191,8 @@ class Server:
         n = np.arange(len(self.step) + 1)
         seen = np.unique(np.concatenate([[0], np.geomspace(1, n[-1], SEEN).round().astype(int)]))
         step = np.concatenate([[INSTANT * self.step[0]], self.step])[seen]  # none decode: a prompt waits for nothing
-        met, more = (self._met(r[:, None] * tilt, step, seen.astype(float)) for tilt in (1, 1 + TILT))
+        met = self._met(r[:, None], step, seen.astype(float))
+        more = self._met(r[:, None] * (1 + TILT), step, seen.astype(float), met)
         work, grown = (np.maximum(m.work, 1e-300) for m in (met, more))
         growing = np.clip(np.log(grown / work) / math.log1p(TILT), 0.0, 1.0)
         first, busy, each, full = self._first(r[:, None], step, seen.astype(float), met)
@@ -218,9 +219,9 @@ class Server:
             busy = r * each
         return WAIT * step * np.maximum(1 - busy, 0.0) + own, busy, each, full
 
-    def _met(self, r: Array, step: Array, running: Array) -> _Met:
-        """What an arrival meets while `running` sequences decode in `step` seconds."""
-        met = _Met.first(np.zeros(np.broadcast_shapes(r.shape, step.shape)))
+    def _met(self, r: Array, step: Array, running: Array, met: _Met | None = None) -> _Met:
+        """What an arrival meets while `running` sequences decode in `step` seconds. met: at a rate close by, to begin with."""
+        met = met or _Met.first(np.zeros(np.broadcast_shapes(r.shape, step.shape)))
         for _ in range(ROUNDS):  # prefills lengthen the time in which prompts gather
             last, met = met, self._meet(met, r, step, running)
             if np.all(np.abs(met.here - last.here) <= CLOSE * met.here):

@@ -253,7 +253,7 @@ def test_a_request_that_does_not_fit():
 
 
 def planned(rate: float, ttft: float | None, tpot: float | None, headroom: float = 0.0) -> list[Choice]:
-    scenarios = [llama(1), llama(2), llama(4), llama(6)]
+    scenarios = [llama(1), llama(3), llama(6)]
     return list(plan(scenarios, rate, Requests(2000, 300), Targets(ttft, tpot), headroom=headroom).choices)
 
 

@@ -567,15 +567,25 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize(("package", "script"), [("distributed", DASK), ("ray", RAY)])
-def test_a_local_cluster_of_two_workers_gives_the_same(specsim, tmp_path, package, script):
-    if find_spec(package) is None or find_spec("joblib") is None:
-        pytest.skip(f"{package} is optional and not installed")
-    file = tmp_path / "cluster.py"
-    file.write_text(script)
-    here = str(Path(__file__).parent)
-    done = subprocess.run([sys.executable, file], capture_output=True, text=True, timeout=240, check=False, env={**os.environ, "PYTHONPATH": here})  # fmt: skip
-    assert done.stdout == specsim(*SWEEP)[1], done.stderr[-2000:]
+def test_a_local_cluster_of_two_workers_gives_the_same(specsim, tmp_path):
+    """Of each kind that is installed, both at once: they take their time to start."""
+    kinds = {
+        package: script for package, script in (("distributed", DASK), ("ray", RAY)) if find_spec(package) is not None
+    }
+    if not kinds or find_spec("joblib") is None:
+        pytest.skip("neither Dask nor Ray is installed: both are optional")
+    running = {}
+    for package, script in kinds.items():
+        file = tmp_path / f"a_{package}_cluster.py"
+        file.write_text(script)
+        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+        running[package] = subprocess.Popen(
+            [sys.executable, file], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        )
+    _, alone, _ = specsim(*SWEEP)
+    said = {package: process.communicate(timeout=240) for package, process in running.items()}
+    for package, (out, err) in said.items():
+        assert out == alone, (package, err[-2000:])
 
 
 def test_a_dead_cluster_is_one_line_and_leaves_nothing(specsim, tmp_path):
