@@ -222,7 +222,7 @@ def plan(model: AModel | None = None, /, **options: Any) -> Planned:
         hysteresis=wanted.hysteresis, contexts=CONTEXTS,
     )  # fmt: skip
     found = replace(found, warnings=(*notes, *found.warnings))
-    return Planned(found, wanted, stats, _simulated(found, wanted) if wanted.simulate and found.met else None)
+    return Planned(found, wanted, stats, _simulated(found, wanted, stats) if wanted.simulate and found.met else None)
 
 
 def room(c: Choice, rate: float) -> str:
@@ -244,7 +244,7 @@ def _speculating(found: Plan) -> Scenario:
     return next(s for s in others if (s.profile.name, s.parallel) == (best.profile.name, best.parallel))
 
 
-def _simulated(found: Plan, wanted: Wanted) -> dict[str, Any]:
+def _simulated(found: Plan, wanted: Wanted, stats: TraceStats | None) -> dict[str, Any]:
     """One replica of the best choice under its share of the load."""
     best = found.best
     server = server_of(best.scenario, machine_of(best.scenario), ranges=best.ranges)
@@ -254,7 +254,7 @@ def _simulated(found: Plan, wanted: Wanted) -> dict[str, Any]:
         inputs, outputs = Lengths(round(found.requests.input_tokens)), Lengths(round(found.requests.output_tokens))
         load = synthetic(wanted.num_requests, inputs, outputs, found.rate / best.replicas, seed=wanted.seed)
     targets = {"ttft": found.targets.ttft_ms, "tpot": found.targets.tpot_ms}
-    count = wanted.num_requests if wanted.trace is None else math.inf
+    count = wanted.num_requests if stats is None else stats.requests / best.replicas
     plain = count * found.requests.output_tokens / server.accept_length < PLAIN
     run = simulate(
         server,

@@ -22,7 +22,7 @@ from specsim.simulation import simulate as run_through
 from specsim.simulation_costs import Ranges, Server, server_of
 from specsim.steady import Requests as Mean
 from specsim.steady import server_of as steady_server
-from specsim.workload import Lengths, Requests, Trace, synthetic
+from specsim.workload import BLOCK, Lengths, Requests, Trace, synthetic
 
 REQUESTS, INPUT, OUTPUT = 1000, 1024, 256
 SMALL = 60_000  # decode steps of a sequence: plain Python is done with them before a kernel is compiled
@@ -220,8 +220,10 @@ def simulate(model: AModel | None = None, /, *, times: int = 1, **options: Any) 
         ranges=ranges,
     )
     requests = load.requests()
-    steps = math.inf
-    if load.trace is None:
+    if isinstance(requests, Trace):
+        first = next(iter(requests))  # of a longer trace it is not known how long it is
+        steps = math.inf if len(first) == BLOCK else float(first.output_tokens.sum()) / server.accept_length
+    else:
         inputs, outputs = load.lengths
         steps = load.count * outputs.mean / server.accept_length
         if load.open_rate is not None:

@@ -252,8 +252,10 @@ def test_a_request_that_does_not_fit():
 # --- plans ----------------------------------------------------------------------------------------------------------
 
 
-def planned(rate: float, ttft: float | None, tpot: float | None, headroom: float = 0.0) -> list[Choice]:
-    scenarios = [llama(1), llama(3), llama(6)]
+def planned(
+    rate: float, ttft: float | None, tpot: float | None, headroom: float = 0.0, lengths: tuple[int, ...] = (1, 2, 4, 6)
+) -> list[Choice]:
+    scenarios = [llama(d) for d in lengths]
     return list(plan(scenarios, rate, Requests(2000, 300), Targets(ttft, tpot), headroom=headroom).choices)
 
 
@@ -266,13 +268,14 @@ def planned(rate: float, ttft: float | None, tpot: float | None, headroom: float
 )
 @settings(max_examples=15, deadline=None)
 def test_more_load_never_takes_fewer_gpus_and_looser_targets_never_more(rate, more, ttft, tpot, looser):
-    def gpus(choices: list[Choice]) -> dict[str, float]:
+    def gpus(*load: float | None, headroom: float = 0.0) -> dict[str, float]:
+        choices = planned(*load, headroom, lengths=(1, 4))  # type: ignore[arg-type]
         return {c.setting: c.gpus if c.replicas else math.inf for c in choices}
 
-    base = gpus(planned(rate, ttft, tpot))
-    loaded = gpus(planned(rate * more, ttft, tpot))
-    loose = gpus(planned(rate, ttft and ttft * looser, tpot and tpot * looser))
-    wide = gpus(planned(rate, ttft, tpot, headroom=0.5))
+    base = gpus(rate, ttft, tpot)
+    loaded = gpus(rate * more, ttft, tpot)
+    loose = gpus(rate, ttft and ttft * looser, tpot and tpot * looser)
+    wide = gpus(rate, ttft, tpot, headroom=0.5)
     for setting, n in base.items():
         assert loaded[setting] >= n
         assert loose[setting] <= n
