@@ -38,7 +38,7 @@ class Wanted:
     """The load and what is asked of a plan, as the options of `specsim plan` have it.
 
     rate: requests a second over all replicas. input_tokens, output_tokens: means; or a trace, whose busiest minute gives the
-    rate. ttft_ms, tpot_ms: targets of the mean request. speedup: to give drafters' targets for. hysteresis: gain that a
+    rate. prefix_rate: share of each prompt in the prefix cache. ttft_ms, tpot_ms: targets of the mean request. speedup: to give drafters' targets for. hysteresis: gain that a
     switch of the draft length must bring. headroom: share by which the rate may grow. price_per_gpu_hour: for the cost of a
     million output tokens. policy: the file that the launch lines name. simulate: confirm by simulating one replica.
     """
@@ -47,6 +47,7 @@ class Wanted:
     input_tokens: float | None = None
     output_tokens: float | None = None
     trace: Path | None = None
+    prefix_rate: float = 0.0
     ttft_ms: float | None = None
     tpot_ms: float | None = None
     speedup: float = 1.5
@@ -80,11 +81,15 @@ class Wanted:
                     raise InputError(f"a trace has its own; {option} contradicts it", where="--trace", mend=mend)
             stats = trace_stats(Path(self.trace))
             rate = stats.peak_rate if self.rate is None else self.rate
-            return rate, Requests(stats.mean_input, stats.mean_output, stats.input_cv2, stats.output_cv2), stats
+            mean = Requests(
+                stats.mean_input, stats.mean_output, stats.input_cv2, stats.output_cv2, prefix_rate=self.prefix_rate
+            )
+            return rate, mean, stats
         if self.rate is None:
             raise InputError("no load", where="plan", mend="give --rate, or --trace")
-        given, made = self.input_tokens, self.output_tokens
-        return self.rate, Requests(float(INPUT if given is None else given), float(OUTPUT if made is None else made)), None  # fmt: skip
+        given = float(INPUT if self.input_tokens is None else self.input_tokens)
+        made = float(OUTPUT if self.output_tokens is None else self.output_tokens)
+        return self.rate, Requests(given, made, prefix_rate=self.prefix_rate), None
 
 
 @dataclass(frozen=True, repr=False)
@@ -124,7 +129,8 @@ class Planned(Shown):
         """One line: what is planned for."""
         s, r = self.plan.best.scenario, self.plan.requests
         load = f"{short(self.plan.rate)} requests a second of {r.input_tokens:,.0f} + {r.output_tokens:,.0f} tokens"
-        return f"{s.model.name}, {s.engine.name}: {load}"
+        cached = f", {r.prefix_rate:.0%} of a prompt cached" if r.prefix_rate else ""
+        return f"{s.model.name}, {s.engine.name}: {load}{cached}"
 
     def verdict(self) -> str:
         """One sentence: what serves the load, or what misses its targets least."""
@@ -171,6 +177,7 @@ class Planned(Shown):
                 "rate": found.rate,
                 "input_tokens": found.requests.input_tokens,
                 "output_tokens": found.requests.output_tokens,
+                "prefix_rate": found.requests.prefix_rate,
                 "trace": None if self.trace is None else self.trace.json(),
             },
             "targets": {"ttft_ms": found.targets.ttft_ms, "tpot_ms": found.targets.tpot_ms},
@@ -247,7 +254,8 @@ def _speculating(found: Plan) -> Scenario:
 def _simulated(found: Plan, wanted: Wanted, stats: TraceStats | None) -> dict[str, Any]:
     """One replica of the best choice under its share of the load."""
     best = found.best
-    server = server_of(best.scenario, machine_of(best.scenario), ranges=best.ranges)
+    cached = found.requests.prefix_rate
+    server = server_of(best.scenario, machine_of(best.scenario), ranges=best.ranges, prefix_rate=cached)
     if wanted.trace is not None:
         load = every(Trace(Path(wanted.trace)), best.replicas)
     else:

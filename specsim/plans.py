@@ -288,6 +288,9 @@ def _check(rate: float, requests: Requests, speedup: float, headroom: float, hys
     for name, value in (("--input-tokens", requests.input_tokens), ("--output-tokens", requests.output_tokens)):
         if not 1 <= value < 2**31:
             raise InputError(f"{value:g} tokens", where=name, mend="give 1 or more, below 2^31")
+    if not 0 <= requests.prefix_rate < 1:
+        mend = "give the share of a prompt that is cached"
+        raise InputError(f"{requests.prefix_rate:g} is not in [0, 1)", where="--prefix-rate", mend=mend)
     if not 1 <= speedup < 100:
         raise InputError(f"{speedup:g} is no speedup", where="--speedup", mend="give 1 or more")
     if not 0 <= headroom <= 10:

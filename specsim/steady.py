@@ -58,12 +58,13 @@ WAIT = 1.5  # steps from an arrival to its prefill while the server decodes: the
 @dataclass(frozen=True)
 class Requests:
     """What arrives: mean tokens of a request's prompt and answer (each at least 1), and how they vary: variance over the
-    square of the mean."""
+    square of the mean. prefix_rate: share of each prompt in the prefix cache, in [0, 1)."""
 
     input_tokens: float
     output_tokens: float
     input_cv2: float = 0.0
     output_cv2: float = 0.0
+    prefix_rate: float = 0.0
 
     @property
     def context(self) -> float:
@@ -352,12 +353,11 @@ def server_of(
     ranges: Ranges = (),
     *,
     chunk_tokens: int | None = None,
-    prefix_rate: float = 0.0,
 ) -> Server:
     """The server of a scenario (its batch and context play no part). Its accept length is the scenario's, 1 without.
 
     `ranges`: draft lengths by batch, which replace the scenario's. chunk_tokens: of a prefill step, else the engine's.
-    prefix_rate: share of each prompt in the prefix cache. Raises InputError when the weights leave no room for the KV cache of
+    Raises InputError when the weights leave no room for the KV cache of
     one request.
     """
     s = longest(s, ranges)
@@ -382,8 +382,8 @@ def server_of(
         step[at] = step_seconds(one, machine, batches, np.asarray(requests.context))
         if one.accept_length is not None:
             gained[at] = one.accept_length.reshape(-1)[0]
-    prompt = max(requests.input_tokens * (1 - prefix_rate), 1.0)
-    reach = np.asarray(requests.input_tokens * prefix_rate + (prompt + 1) / 2)
+    prompt = max(requests.input_tokens * (1 - requests.prefix_rate), 1.0)
+    reach = np.asarray(requests.input_tokens * requests.prefix_rate + (prompt + 1) / 2)
     chunks = max(1, math.ceil(prompt / chunk))
     together = np.arange(1.0, max(1, int(chunk / prompt)) + 1)
     a_step = prompt / chunks

@@ -152,6 +152,27 @@ def test_the_simulator_agrees(d, engine, share, tpot, ttft):
     assert p.ttft_s[0] == pytest.approx(mean_ttft, rel=ttft)
 
 
+def test_a_cached_share_of_prompts_is_not_prefilled():
+    """4,000 tokens of which three quarters are cached, at half of capacity: as the simulator has it, and far from all of them."""
+    s = llama(4)
+    machine = machine_of(s)
+    server, simulated = (
+        server_of(s, machine, Requests(4000, 200, prefix_rate=0.75)),
+        simulated_server(s, machine, prefix_rate=0.75),
+    )
+    rate = 0.5 * float(server.capacity())
+    tpot, ttft, rate = steady_means(simulated, rate, 4000, 200, 12_000)
+    p = server.at(rate)
+    assert p.tpot_s[0] == pytest.approx(tpot, rel=0.01)
+    assert p.ttft_s[0] == pytest.approx(ttft, rel=0.02)
+    assert float(server.capacity()) > 1.5 * float(server_of(s, machine, Requests(4000, 200)).capacity())
+    found = specsim_plan("Llama-3.1-8B", hardware="1x-h200", rate=20, input_tokens=4000, output_tokens=200, tpot_ms=10, prefix_rate=0.75, simulate=True, num_requests=200)  # fmt: skip
+    assert found.json()["load"]["prefix_rate"] == 0.75
+    assert found.simulation["mean_ttft_ms"] == pytest.approx(found.plan.best.point.ttft_s[0] * 1e3, rel=0.15)
+    with pytest.raises(InputError, match="--prefix-rate: 1 is not in"):
+        specsim_plan("Llama-3.1-8B", hardware="1x-h200", rate=20, prefix_rate=1)
+
+
 @pytest.mark.parametrize(("output_cv2", "error"), [(0.0, 0.02), (1.0, -0.06)])
 def test_answers_of_one_length_stay_together(output_cv2, error):
     """Prompts of 134 ms before answers of 200 tokens at S(n) = 5 + 0.3 n ms, at three quarters of capacity.
