@@ -227,7 +227,7 @@ def simulate(model: AModel | None = None, /, *, times: int = 1, **options: Any) 
         inputs, outputs = load.lengths
         steps = load.count * outputs.mean / server.accept_length
         if load.open_rate is not None:
-            mean = Mean(inputs.mean, outputs.mean, prefix_rate=load.prefix_rate)
+            mean = Mean(inputs.mean, outputs.mean, inputs.cv2, outputs.cv2, load.prefix_rate)
             replica = steady_server(s, machine, mean, ranges, chunk_tokens=load.chunk_tokens)
             check_rate(load.open_rate, float(replica.capacity(server.accept_length)))
     targets = {"ttft": load.ttft_ms, "tpot": load.tpot_ms, "e2e_latency": load.e2e_ms}

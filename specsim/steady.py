@@ -49,6 +49,7 @@ WIDTHS = 64  # numbers of rows at which a mixed step is worked out
 MOST_RUNNING = 4096  # running requests that are looked at; engines admit fewer in all but name
 ROUNDS, CLOSE = 100, 1e-5  # of the fixed points
 SEEN = 32  # batches at which prefills are looked at
+NODES = 16  # lengths of prompts that are looked at, where they vary
 INSTANT = 1e-9  # of a step: how long nothing lasts
 TILT = 0.01  # share by which a rate is raised to see how prefill's share grows with it
 MOST_WORK = 1 - 1e-6  # share of time that prefill takes
@@ -68,8 +69,9 @@ class Requests:
 
     @property
     def context(self) -> float:
-        """Cached tokens of a running request, averaged over its life."""
-        return self.input_tokens + self.output_tokens / 2
+        """Cached tokens of a running request, averaged over its life. Long answers are met running more often: the half of an
+        answer counts E[O^2] / E[O]^2 times."""
+        return self.input_tokens + self.output_tokens / 2 * (1 + self.output_cv2)
 
     @property
     def alike(self) -> float:
@@ -101,7 +103,7 @@ class Server:
     fill: seconds of a prefill step that is full, where prompts do not share one as a rule.
     mixing: what a prefill step saves by riding in a decode step, where the engine mixes them (vLLM), and budget: tokens of such a
     step, of which a sequence takes `rows` and a prompt `prompt`. late: a place that falls free while requests wait is filled one
-    step later (SGLang)."""
+    step later (SGLang). spread: variance of a prompt's prefill over the square of its mean; None: that of its tokens."""
 
     requests: Requests
     step: Array
@@ -115,6 +117,12 @@ class Server:
     rows: float = 1.0
     prompt: float = 0.0
     late: bool = False
+    spread: float | None = None
+
+    @property
+    def varies(self) -> float:
+        """How the prefills of single prompts vary: variance of their seconds over the square of the mean."""
+        return self.requests.input_cv2 if self.spread is None else self.spread
 
     @property
     def most_running(self) -> int:
@@ -166,7 +174,7 @@ class Server:
         n = places * steps / kept
         prefills = self._prefills(r)
         limit = np.broadcast_to(self.capacity(accept_length), r.shape)
-        held = _shared(r, prefills, kept * np.interp(n, places, self.step) / places, limit, self.requests)
+        held = _shared(r, prefills, kept * np.interp(n, places, self.step) / places, limit, self)
 
         def mean(values: Array) -> Array:
             return np.asarray((held.weight * values).sum(axis=1))
@@ -178,7 +186,7 @@ class Server:
         tpot = running / r * (1 - 1 / taken) / gained if gained else np.zeros_like(r)
         # One by one, as in an M/G/1 queue. A prompt with another before it and one behind ends within a step that is full.
         busy = np.minimum(mean(prefills.busy), MOST_WORK)
-        before = busy * mean(prefills.each) * (1 + self.requests.input_cv2) / (2 * (1 - busy))
+        before = busy * mean(prefills.each) * (1 + self.varies) / (2 * (1 - busy))
         ttft = held.waiting / r + mean(prefills.first) + before + busy**2 * mean(prefills.full) / 2
         working = 1 - held.weight[:, 0] * (1 - prefills.work[:, 0])
 
@@ -321,14 +329,15 @@ class _Shared:
     stable: NDArray[np.bool_]
 
 
-def _shared(r: Array, prefills: _Prefills, each: Array, limit: Array, requests: Requests) -> _Shared:
+def _shared(r: Array, prefills: _Prefills, each: Array, limit: Array, server: Server) -> _Shared:
     """The distribution at rates r (p,) when n running requests leave one every each[:, n - 1] seconds of decoding. limit: rates
     that can be served."""
+    requests = server.requests
     stable = r < limit
     work = np.clip(prefills.work, 0.0, MOST_WORK)
     free = 1 - work
     extra = prefills.growing * work / free
-    bunch = extra + extra**2 * (1 + requests.input_cv2) / 2  # (I - 1) / 2, of prompts that vary
+    bunch = extra + extra**2 * (1 + server.varies) / 2  # (I - 1) / 2, of prompts that vary
     counted = 2 * requests.alike * bunch
     q, bunches = counted / (1 + counted), r[:, None] / free / (1 + counted)
     ratio = q[:, 1:] + bunches[:, 1:] * each
@@ -383,16 +392,26 @@ def server_of(
         if one.accept_length is not None:
             gained[at] = one.accept_length.reshape(-1)[0]
     prompt = max(requests.input_tokens * (1 - requests.prefix_rate), 1.0)
-    reach = np.asarray(requests.input_tokens * requests.prefix_rate + (prompt + 1) / 2)
-    chunks = max(1, math.ceil(prompt / chunk))
+    cached = requests.input_tokens * requests.prefix_rate
     together = np.arange(1.0, max(1, int(chunk / prompt)) + 1)
+
+    def prefill(tokens: Array, reach: ArrayLike) -> Array:
+        return prefill_seconds(s, machine, tokens, np.asarray(reach))
+
+    # g prompts are so many tokens with such weights, in so many steps: what they take is the mean of that, not of the mean.
+    sizes, weights = _sums(prompt, requests.input_cv2, together)
+    steps = np.maximum(np.ceil(sizes / chunk * (1 - 1e-12)), 1.0)
+    share = (1 + requests.input_cv2) / (1 + requests.input_cv2 / together)[
+        :, None
+    ]  # of a row's own prompt: sum x^2 / (sum x)^2 x g
+    totals = steps * prefill(sizes / steps, cached + (sizes / together[:, None] * share + 1) / 2)
+    seconds = (weights * totals).sum(axis=1) / together
+    chunks = float((weights * steps)[0].sum())
     a_step = prompt / chunks
-
-    def prefill(tokens: Array) -> Array:
-        return prefill_seconds(s, machine, tokens, reach).reshape(-1)
-
-    seconds = chunks * prefill(together * a_step) / together
-    fill = 0.0 if len(together) > 1 else float(prefill(np.asarray([float(chunk)]))[0])
+    reach = cached + (prompt * (1 + requests.input_cv2) + 1) / 2  # of a row of any prompt: long ones have more
+    fill = 0.0 if len(together) > 1 else float(prefill(np.asarray([float(chunk)]), reach)[0])
+    alone = float((weights[0] * totals[0] ** 2).sum() / seconds[0] ** 2 - 1)
+    spread = None if len(together) > 1 else alone
     mixing = None
     if mixed:
         base, rows = np.zeros(most + 1), np.zeros(most + 1)
@@ -401,19 +420,34 @@ def server_of(
             base[at] = base_seconds(one, machine, batches)
             rows[at] = batches * rows_of(one)
         widths = np.geomspace(a_step, chunk + rows[-1], WIDTHS)
-        mixing = Mixing(base, rows, a_step, widths, prefill(widths))
+        mixing = Mixing(base, rows, a_step, widths, prefill(widths, reach).reshape(-1))
     budget = float(chunk) if mixed else math.inf
     return Server(
         requests,
         step,
-        seconds.reshape(-1),
+        seconds,
         gained,
         s.parallel.tp,
-        float(chunks),
+        chunks,
         fill,
         mixing,
         budget,
         tokens,
         prompt,
         not mixed,
+        spread,
     )
+
+
+def _sums(mean: float, cv2: float, counts: Array) -> tuple[Array, Array]:
+    """Sums of `counts` Gamma distributed lengths of that mean and variation, as a few values (n, NODES) with weights: the nodes of
+    Gauss-Laguerre, from the recurrence of its polynomials (Golub and Welsch, Math. Comp. 23, 1969)."""
+    if not cv2:
+        return (counts * mean)[:, None], np.ones((len(counts), 1))
+    shape = counts[:, None] / cv2
+    i = np.arange(NODES)
+    matrix = np.zeros((len(counts), NODES, NODES))
+    matrix[:, i, i] = 2 * i + shape
+    matrix[:, i[1:], i[:-1]] = np.sqrt(i[1:] * (i[1:] + shape - 1))  # the lower half is what eigh reads
+    nodes, vectors = np.linalg.eigh(matrix)
+    return nodes * mean * cv2, vectors[:, 0, :] ** 2

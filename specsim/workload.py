@@ -70,6 +70,11 @@ class Lengths:
     def mean(self) -> float:
         return (self.least + self.most) / 2
 
+    @property
+    def cv2(self) -> float:
+        """Variance over the square of the mean."""
+        return ((self.most - self.least + 1) ** 2 - 1) / 12 / self.mean**2
+
     def draw(self, generator: np.random.Generator, n: int) -> Ints:
         """n independent lengths."""
         return generator.integers(self.least, self.most, n, dtype=np.int64, endpoint=True)

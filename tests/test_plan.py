@@ -10,6 +10,7 @@ import re
 import shlex
 import time
 import tracemalloc
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,9 +33,10 @@ from specsim.simulation import simulate
 from specsim.simulation_costs import Costs
 from specsim.simulation_costs import Server as SimulatedServer
 from specsim.simulation_costs import server_of as simulated_server
-from specsim.steady import Mixing, Requests, Server, server_of
+from specsim.steady import Mixing, Requests, Server, _sums, server_of
 from specsim.trace_stats import every, trace_stats
 from specsim.workload import Lengths, Trace, synthetic
+from specsim.workload import Requests as Load
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -255,14 +257,57 @@ def test_prompts_that_vary_wait_longer():
     """Uniform from 1 to 4,000 tokens: a variance of a third of the square of the mean, which adds about a tenth to the TTFT."""
     s = llama(1)
     machine, simulated = machine_of(s), simulated_server(s, machine_of(s))
-    alike, varied = (server_of(s, machine, Requests(2000, 400, cv2)) for cv2 in (0.0, 1 / 3))
+    alike, uniform = (server_of(s, machine, Requests(2000, 400, cv2)) for cv2 in (0.0, 1 / 3))
     rate = 0.6 * float(alike.capacity())
     load = synthetic(8000, Lengths(4000, 0.0), Lengths(400), rate, seed=1)
     ttft = simulate(simulated, load).metrics.latencies["ttft"].mean
-    short, long = alike.at(rate).ttft_s[0] * 1e3, varied.at(rate).ttft_s[0] * 1e3
+    short, long = alike.at(rate).ttft_s[0] * 1e3, uniform.at(rate).ttft_s[0] * 1e3
     assert short < 0.9 * ttft
-    assert long == pytest.approx(ttft, rel=0.1)
-    assert abs(long - ttft) < 0.6 * abs(short - ttft)
+    assert long == pytest.approx(ttft, rel=0.05)
+
+
+@given(mean=st.floats(1, 1e5), cv2=st.floats(0.01, 4), count=st.integers(1, 60))
+@settings(max_examples=60, deadline=None)
+def test_sums_of_lengths_have_the_moments_of_gamma_distributions(mean, cv2, count):
+    """n lengths of mean m and variance m^2 c have mean n m, variance n m^2 c and third central moment 2 n m^3 c^2."""
+    (values,), (weights,) = _sums(mean, cv2, np.asarray([float(count)]))
+    assert np.all(values > 0)
+    assert weights.sum() == pytest.approx(1)
+    assert weights @ values == pytest.approx(count * mean)
+    off = values - count * mean
+    assert weights @ off**2 == pytest.approx(count * mean**2 * cv2, rel=1e-6)
+    assert weights @ off**3 == pytest.approx(2 * count * mean**3 * cv2**2, rel=1e-5)
+
+
+def varied(count: int, rate: float) -> Iterator[Load]:
+    """Requests of 2,000 and 200 tokens on average, both exponential, which is Gamma with a squared variation of 1."""
+    draw = np.random.default_rng(1)
+    for block in synthetic(count, Lengths(1), Lengths(1), rate, seed=1):
+        given, made = (np.rint(draw.exponential(mean, len(block))).astype(np.int64) for mean in (2000, 200))
+        yield replace(block, input_tokens=np.maximum(given, 1), output_tokens=np.maximum(made, 1))
+
+
+@pytest.mark.parametrize(("d", "engine"), [(1, "sglang"), (4, "sglang"), (1, "vllm"), (4, "vllm")])
+def test_lengths_that_vary_cost_what_they_cost_on_average(d, engine):
+    """Attention, chunks and the least time of a pass make a long prompt cost more than several short ones save. Taken as all alike
+    they are 7 to 11 % too fast at half of capacity, and that is 4 to 7 % too high."""
+    s = llama(d, engine)
+    machine = machine_of(s)
+    simulated = simulated_server(s, machine)
+    server, alike = (server_of(s, machine, Requests(2000, 200, cv2, cv2)) for cv2 in (1.0, 0.0))
+    limit = float(server.capacity())
+    rows = simulate(simulated, varied(15_000, limit / 2)).metrics.rows
+    rows = rows[rows[:, 0].argsort()][5000:14_000].astype(float)
+    _, arrival, _, first, finished, _, made = rows.T
+    rate = (len(rows) - 1) / (arrival[-1] - arrival[0]) * 1e12
+    tpot, ttft = (finished - first).sum() / (made - 1).sum() / 1e12, (first - arrival).mean() / 1e12
+    found, wrong = server.at(rate), alike.at(rate)
+    assert found.tpot_s[0] == pytest.approx(tpot, rel=0.02)
+    assert found.ttft_s[0] == pytest.approx(ttft, rel=0.03)
+    assert wrong.tpot_s[0] < 0.96 * tpot
+    assert wrong.ttft_s[0] < 0.93 * ttft
+    left = np.sort(simulate(simulated, varied(20_000, 1.15 * limit)).metrics.rows[:, 4])[7000:18_000] / 1e12
+    assert (len(left) - 1) / (left[-1] - left[0]) == pytest.approx(limit, rel=0.02)
 
 
 def test_a_request_that_does_not_fit():
