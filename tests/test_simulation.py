@@ -183,22 +183,36 @@ def test_a_saturated_server_gives_the_closed_form(engine: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("engine", "d", "given_", "error"),
-    [("sglang", 4, 1000, 0.01), ("sglang", 4, 6000, 0.01), ("vllm", 4, 1000, 0.01), ("vllm", 4, 6000, 0.01),
-     ("sglang", 1, 2000, 0.06), ("vllm", 1, 2000, 0.05)],
+    ("engine", "d", "given_", "places", "error"),
+    [("sglang", 4, 1000, None, 0.01), ("sglang", 4, 6000, None, 0.01), ("vllm", 4, 1000, None, 0.01), ("vllm", 4, 6000, None, 0.01),
+     ("sglang", 1, 4000, 32, 0.01), ("vllm", 1, 1000, 64, 0.01), ("sglang", 1, 2000, None, 0.01), ("vllm", 1, 2000, None, 0.04)],
 )  # fmt: skip
-def test_the_limit_is_what_a_saturated_server_does(engine: str, d: int, given_: int, error: float) -> None:
-    """Twice as many requests as are served keep every place taken: between a third and nine tenths of them leave at the limit.
-    Without speculation memory ends before places do: what engines admit then is their guess, and vLLM preempts."""
+def test_the_limit_is_what_a_saturated_server_does(
+    engine: str, d: int, given_: int, places: int | None, error: float
+) -> None:
+    """A sixth more requests than are served keep every place taken: between a third and nine tenths of them leave at the limit. In the
+    last case memory ends before places do, and vLLM preempts."""
     made = 200
     options = {"method": "none"} if d == 1 else {"draft_tokens": d, "accept_rate": 0.6}
-    s = build(model="Llama-3.1-8B", hardware="1x-h200", engine=engine, **options)
+    s = build(model="Llama-3.1-8B", hardware="1x-h200", engine=engine, max_running_requests=places, **options)
     machine = machine_of(s)
     limit = float(steady_server(s, machine, Mean(given_, made)).capacity())
-    m = simulate(server_of(s, machine), synthetic(8000, Lengths(given_), Lengths(made), 2 * limit, seed=1)).metrics
+    m = simulate(
+        server_of(s, machine), synthetic(20_000, Lengths(given_), Lengths(made), 7 / 6 * limit, seed=1)
+    ).metrics
     assert m.rows is not None
-    left = np.sort(m.rows[:, 4])[[2700, 7200]] / PS
-    assert 4500 / (left[1] - left[0]) == pytest.approx(limit, rel=error)
+    left = np.sort(m.rows[:, 4])[[7000, 18_000]] / PS
+    assert 11_000 / (left[1] - left[0]) == pytest.approx(limit, rel=error)
+
+
+def test_requests_that_start_together_stay_in_step() -> None:
+    """Requests of one length that are all sent at once make room for one another in one step, and their prompts share a prefill: a
+    tenth more is done than under Poisson arrivals, and no rate of these keeps it up."""
+    s = build(model="Llama-3.1-8B", hardware="1x-h200", method="none", max_running_requests=32)
+    machine = machine_of(s)
+    limit = float(steady_server(s, machine, Mean(500, 300)).capacity())
+    m = simulate(server_of(s, machine), synthetic(1600, Lengths(500), Lengths(300))).metrics
+    assert 1.1 * limit < m.request_throughput < 1.2 * limit
 
 
 @given(
