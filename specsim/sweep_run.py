@@ -131,6 +131,10 @@ def run(
             done += _size(spec, cases[task.case], task)
             if progress:
                 progress(done, total)
+        if not kept.configurations:
+            longest = max(setting.draft_tokens for case in cases.values() for setting in case.settings)
+            what = "no configuration can gain so many tokens a cycle"
+            raise InputError(what, where="--accept-length", mend=f"give 1 to {longest}, or more --draft-tokens")
         if out is not None and parts is not None:
             written = [_part(parts, task, kind) for task in tasks]
             missing = next((p for p in written if not p.exists()), None)
@@ -140,9 +144,8 @@ def run(
                 )
             join_parts(written, out)
     if kept.unreachable:
-        warnings.append(
-            f"{kept.unreachable:,} configurations ask for a longer accept length than their draft tokens allow: left out"
-        )
+        ask = "configuration asks" if kept.unreachable == 1 else "configurations ask"
+        warnings.append(f"{kept.unreachable:,} {ask} for more tokens a cycle than the draft tokens allow: left out")
     for axis in ("batch", "context", "acceptance"):
         few, count = len(shown(spec, axis)), len(getattr(spec, axis))
         if few < count:

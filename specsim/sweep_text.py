@@ -87,7 +87,7 @@ def _breakeven(found: list[dict[str, Any]]) -> tuple[str, dict[tuple[int, int], 
 
 
 def _front(result: Result) -> Iterator[Line | Grid]:
-    fronts = result.pareto()
+    fronts = [front for front in result.pareto() if front["points"]]  # none where nothing fits
     if not fronts:
         return
     chosen = fronts[len(fronts) // 2]

@@ -685,6 +685,10 @@ def test_output_for_people(specsim, arguments, said):
         (["--draft-tokens", "1"], "--draft-tokens"),
         (["--dp-attention", "many"], "--dp-attention"),
         (["--accept-length", "0.5"], "--accept-length"),
+        (
+            ["--accept-length", "5,6", "--draft-tokens", "2,3"],
+            "no configuration can gain so many tokens a cycle; give 1 to 3",
+        ),
         (["--plot", "x.docx"], "--plot: .docx is no picture format"),
         (["--batch", "1:3000", "--rows"], "too many to show"),
         (["--tp", "1:1000", "--ep", "1:1000"], "cases"),
@@ -712,6 +716,13 @@ def test_bad_input_is_one_line(specsim, arguments, said):
 def test_wrong_values_in_python_are_told(options, says):
     with pytest.raises(InputError, match=says):
         swept.sweep("Llama-3.1-8B", hardware="1x-h200", **options)
+
+
+def test_where_nothing_fits_no_front_is_shown(specsim):
+    code, out, _ = specsim("sweep", "--hardware", "1x-h200", "--accept-rate", "0.5")
+    assert code == 0
+    assert "does not fit at any batch and context" in out
+    assert "latency against throughput" not in out
 
 
 def test_a_case_that_cannot_be_is_left_out_and_said(specsim):
