@@ -118,7 +118,7 @@ def _simulation(p: Planned) -> Iterator[Line]:
     assert m is not None
     assert at is not None
     within = f"{m['share_within_targets']:.0%} within the targets"
-    yield Line(f"simulated: {m['requests']:,} requests through one replica, {within}")
+    yield Line(f"simulated: {m['requests']:,} request{'' if m['requests'] == 1 else 's'} through one replica, {within}")
     for name, closed in (("TTFT", at.ttft_s), ("TPOT", at.tpot_s)):
         key = name.lower()
         if f"mean_{key}_ms" in m:
