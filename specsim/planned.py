@@ -278,6 +278,10 @@ def _simulated(found: Plan, wanted: Wanted, stats: TraceStats | None) -> dict[st
         latency = m.latencies[name]
         if latency is not None:
             out |= {f"mean_{name}_ms": latency.mean, f"p50_{name}_ms": latency.median, f"p99_{name}_ms": latency.p99}
+    if (
+        m.itl_token is not None
+    ):  # TPOT of all tokens together, as the closed form has it: of a trace, short answers see more
+        out["mean_itl_ms"] = m.itl_token.mean
     out["share_within_targets"] = m.goodput / m.request_throughput if m.request_throughput else 0.0
     out["warnings"] = list(run.warnings)
     return out

@@ -122,7 +122,8 @@ def _simulation(p: Planned) -> Iterator[Line]:
     for name, closed in (("TTFT", at.ttft_s), ("TPOT", at.tpot_s)):
         key = name.lower()
         if f"mean_{key}_ms" in m:
-            mean = f"mean {short(m[f'mean_{key}_ms'])} ms (closed form {short(closed[0] * 1e3)})"
+            of_all = f"{short(m['mean_itl_ms'])} over all tokens, " if p.trace and name == "TPOT" else ""
+            mean = f"mean {short(m[f'mean_{key}_ms'])} ms ({of_all}closed form {short(closed[0] * 1e3)})"
             yield Line(f"  {name}: {mean}, p50 {short(m[f'p50_{key}_ms'])}, p99 {short(m[f'p99_{key}_ms'])}")
     for warning in m["warnings"]:
         yield Line(f"note: {warning}", "warning")

@@ -28,7 +28,9 @@ from specsim.planned import plan as specsim_plan
 from specsim.plans import Choice, Targets, plan
 from specsim.policy import _schedules, _smooth, policies, said
 from specsim.prediction import machine_of, predict
+from specsim.quantities import short
 from specsim.scenarios import Scenario, build
+from specsim.simulated import simulate as specsim_simulate
 from specsim.simulation import simulate
 from specsim.simulation_costs import Costs
 from specsim.simulation_costs import Server as SimulatedServer
@@ -908,6 +910,9 @@ def test_a_trace_sets_lengths_and_rate(specsim, trace):
     assert "1.5 requests a second of 150 + 60 tokens" in out
     assert "100 requests in 100 s" in out
     assert "simulated: 100 requests" in out
+    same = specsim_simulate("Llama-3.1-8B", hardware="1x-h200", method="none", trace=trace).json()
+    mean, of_all = (short(same[name]) for name in ("mean_tpot_ms", "mean_itl_ms"))
+    assert f"TPOT: mean {mean} ms ({of_all} over all tokens, closed form " in out
 
 
 def test_vllm_policy_file_is_its_speculative_config(specsim, tmp_path):
