@@ -170,7 +170,7 @@ def test_a_cached_share_of_prompts_is_not_prefilled():
     assert p.tpot_s[0] == pytest.approx(tpot, rel=0.01)
     assert p.ttft_s[0] == pytest.approx(ttft, rel=0.02)
     assert float(server.capacity()) > 1.5 * float(server_of(s, machine, Requests(4000, 200)).capacity())
-    found = specsim_plan("Llama-3.1-8B", hardware="1x-h200", rate=20, input_tokens=4000, output_tokens=200, tpot_ms=10, prefix_rate=0.75, simulate=True, num_requests=200)  # fmt: skip
+    found = specsim_plan("Llama-3.1-8B", hardware="1x-h200", method="none", rate=20, input_tokens=4000, output_tokens=200, tpot_ms=10, prefix_rate=0.75, simulate=True, num_requests=200)  # fmt: skip
     assert found.json()["load"]["prefix_rate"] == 0.75
     assert found.simulation["mean_ttft_ms"] == pytest.approx(found.plan.best.point.ttft_s[0] * 1e3, rel=0.15)
     with pytest.raises(InputError, match="--prefix-rate: 1 is not in"):
@@ -450,13 +450,13 @@ def test_two_states_of_one_box_are_two_boxes(tmp_path, monkeypatch):
     text = (ROOT / "hardware/1x-h200.yaml").read_text()
     slow = re.sub(r"(bandwidth_gb_s): ([\d.]+)", lambda m: f"{m[1]}: {float(m[2]) / 2:g}", text)
     Path("box.yaml").write_text(slow)
+    asked = {"method": "none", "rate": 20, "tpot_ms": 10}
     alone = {
-        box: specsim_plan("Llama-3.1-8B", hardware=box, rate=20, tpot_ms=10).plan.best.rate_each
-        for box in ("1x-h200", "box.yaml")
+        box: specsim_plan("Llama-3.1-8B", hardware=box, **asked).plan.best.rate_each for box in ("1x-h200", "box.yaml")
     }
     assert alone["box.yaml"] < 0.9 * alone["1x-h200"]
     for boxes in (["1x-h200", "box.yaml"], ["box.yaml", "1x-h200"]):
-        found = specsim_plan("Llama-3.1-8B", hardware=boxes, rate=20, tpot_ms=10)
+        found = specsim_plan("Llama-3.1-8B", hardware=boxes, **asked)
         assert {c["hardware"]: c["rate_per_replica"] for c in found.json()["choices"]} == pytest.approx(alone, rel=1e-5)
 
 
