@@ -116,6 +116,9 @@ def collect(run: Runner | None = None, *, peers: bool = False) -> Health:
         if LOST.search(line):
             cost = "it cannot be used before a reset or a reboot; look for its Xid errors in dmesg"
             health.findings.append(Finding("error", f"a GPU does not answer ({line.strip()[:160]})", cost))
+        elif line.upper().startswith("WARNING:"):  # such as an infoROM that is corrupted
+            cost = "what the card says of its errors and limits may be wrong; have it looked at"
+            health.findings.append(Finding("warning", f"nvidia-smi warns: {line[8:].strip()[:160]}", cost))
     check = _start_peers(health) if peers and len(health.gpus) > 1 else None
     for name, arguments in (("topology", ["topo", "-m"]), ("p2p", ["topo", "-p2p", "r"])):
         try:

@@ -204,6 +204,7 @@ def test_commas_in_a_name_and_lines_of_other_kinds_do_no_harm() -> None:
         return f"{text}WARNING: infoROM is corrupted at gpu 0000:01:00.0\n" if "--query-gpu" in arguments[0] else text
 
     assert [g["name"] for g in health.gpus(run)] == ["NVIDIA H200", "NVIDIA RTX, special edition"]
+    assert any("nvidia-smi warns: infoROM is corrupted at gpu 0000:01" in f.line for f in health.collect(run).findings)
 
 
 def test_a_gpu_that_does_not_answer_is_an_error() -> None:
@@ -264,7 +265,7 @@ def test_doctor_reports_in_seconds_and_fails_on_a_broken_gpu(tmp_path: Path) -> 
     assert done.returncode == 0, done.stderr
     assert "GPU 5 runs at PCIe x8 of x16" in done.stdout
     assert "8 x NVIDIA H200" in done.stdout
-    fake_program(tmp_path, Box(2, {0: {"ecc.errors.uncorrected.volatile.total": "1"}}))
+    fake_program(tmp_path, Box(1, {0: {"ecc.errors.uncorrected.volatile.total": "1"}}))  # no pair to compare: quick
     broken = doctor(tmp_path, "--json")
     assert broken.returncode == 1
     document = json.loads(broken.stdout)
