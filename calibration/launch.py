@@ -175,14 +175,18 @@ def _write_stage(path: Path, stage: Stage, setting: Setting, given_up: list[tupl
     write_atomically(path, dumps(document))
 
 
-def _what(folder: Path, stage: Stage, key: str) -> tuple[str, str, int]:
-    """Measure, operator and ranks of a case."""
+def _case(folder: Path, stage: Stage, key: str) -> dict[str, Any]:
+    """A case as the stage's workers planned it; {} where they have not said so."""
     with contextlib.suppress(OSError, ValueError, KeyError):
         cases = json.loads((folder / f"{stage.name}.cases.json").read_text())["cases"]
-        for case in cases:
-            if case["key"] == key:
-                return case["measure"], case["operator"], case["ranks"]
-    return "", key, 0
+        return next((case for case in cases if case["key"] == key), {})
+    return {}
+
+
+def _what(folder: Path, stage: Stage, key: str) -> tuple[str, str, int]:
+    """Measure, operator and ranks of a case."""
+    case = _case(folder, stage, key)
+    return (case["measure"], case["operator"], case["ranks"]) if case else ("", key, 0)
 
 
 def _attempt(stage: Stage, setting: Setting, path: Path, turn: int, event: Event) -> tuple[str, str] | None:
@@ -352,7 +356,7 @@ def _record_failure(folder: Path, stage: Stage, key: str, text: str) -> None:
     path = folder / "done" / f"{key}.json"
     measure, operator = key.split(".")[:2]
     document: dict[str, Any] = {"key": key, "stage": stage.name, "measure": measure, "operator": operator}
-    document |= result_of(path) or {}
+    document |= _case(folder, stage, key) | (result_of(path) or {})
     if document.get("status") == "done":
         return
     write_atomically(

@@ -246,6 +246,8 @@ def _context(stage: dict[str, Any]) -> Context:
     import torch
     import torch.distributed as dist
 
+    if not (stage["cpu"] or torch.cuda.is_available()):
+        raise RuntimeError(f"PyTorch {torch.__version__} sees no GPU here: install a CUDA build that the driver knows")
     local = int(os.environ["LOCAL_RANK"])
     store, rank, world = next(dist.rendezvous("env://", timeout=timedelta(seconds=120)))
     if stage["cpu"]:
