@@ -783,7 +783,7 @@ def test_another_address_makes_a_token():
         (["--host", "192.0.2.1", "--port", "0"], 2, "error: --host: '192.0.2.1': "),
         (["--host", "no.such.host.invalid", "--port", "0"], 2, "error: --host: 'no.such.host.invalid': "),
         (["--token", "short", "--port", "0"], 2, "error: --token: is not 16 to 128 letters, digits, - or _; "),
-        (["--port", "70000"], 2, "error: --port: 70000 is not in the range"),
+        (["--port", "70000"], 2, "error: --port: 70000 is out of range; give 0 to 65,535"),
     ],
 )
 def test_what_cannot_be_served_is_one_line(arguments, code, said, capsys):
