@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +23,7 @@ PHASES = {  # of a validation document, and the field of bench_serving that each
     "tpot_p99": "p99_tpot_ms",
     "ttft_median": "median_ttft_ms",
 }
+PLAIN = 2_000_000  # tokens simulated: plain Python is done with them before the simulator is compiled, the first time
 Interval = tuple[float, float, float]  # value, low, high
 Added = Callable[[str], float]  # milliseconds that the measurement added to a phase's pass
 
@@ -35,8 +36,16 @@ class Replayed:
     batch: int
 
 
-def replay_load(run: LoadRun, s: Scenario, environment: Mapping[str, Any], added: Added) -> Replayed:
-    """Simulate a recorded run on the server that `s` and the record's environment describe.
+def worth_compiling(runs: Iterable[LoadRun]) -> bool:
+    """Whether plain Python would take longer for all of them than the simulator takes to compile, the first time."""
+    return 3 * sum(run.num_requests * run.output_tokens for run in runs) > PLAIN
+
+
+def replay_load(
+    run: LoadRun, s: Scenario, environment: Mapping[str, Any], added: Added, *, compiled: bool | None = False
+) -> Replayed:
+    """Simulate a recorded run on the server that `s` and the record's environment describe. compiled: see
+    `specsim.simulation.simulate`.
 
     The interval is that of the predicted step at the run's mean batch: all step times at its low and high end. Raises
     InputError for a run that cannot be simulated.
@@ -48,7 +57,7 @@ def replay_load(run: LoadRun, s: Scenario, environment: Mapping[str, Any], added
     s = replace(s, options={**s.options, **limits(environment)})
     machine = machine_of(s)
     server = server_for(run, s, machine, added)
-    found = _simulated(run, server)
+    found = _simulated(run, server, compiled)
     batch = max(1, round(found["mean_decode_batch"]))
     p = predict(
         replace(s, batch=np.asarray(float(batch)), context=np.asarray(run.input_tokens + run.output_tokens / 2))
@@ -57,7 +66,8 @@ def replay_load(run: LoadRun, s: Scenario, environment: Mapping[str, Any], added
     ends = [found]
     if step is not None and step.value > 0:
         for end in (step.low, step.high):
-            ends.append(_simulated(run, replace(server, costs=scaled(server.costs, max(end, 0.0) / step.value))))
+            costs = scaled(server.costs, max(end, 0.0) / step.value)
+            ends.append(_simulated(run, replace(server, costs=costs), compiled))
     phases = {
         phase: (found[name], min(e[name] for e in ends), max(e[name] for e in ends)) for phase, name in PHASES.items()
     }
@@ -112,7 +122,7 @@ def scaled(costs: Costs, factor: float) -> Costs:
     )
 
 
-def _simulated(run: LoadRun, server: Server) -> dict[str, Any]:
+def _simulated(run: LoadRun, server: Server, compiled: bool | None = False) -> dict[str, Any]:
     n = len(run.sent_ms)
     sent = np.rint(np.asarray(run.sent_ms) * 1e9).astype(np.int64)
     load = Requests(
@@ -120,4 +130,4 @@ def _simulated(run: LoadRun, server: Server) -> dict[str, Any]:
         np.full(n, run.input_tokens, dtype=np.int64),
         np.full(n, run.output_tokens, dtype=np.int64),
     )
-    return simulate(server, [load], seed=run.seed, compiled=False).metrics.json()
+    return simulate(server, [load], seed=run.seed, compiled=compiled).metrics.json()

@@ -184,7 +184,7 @@ class Launched:
                 last = " ".join("".join(self.last_lines(1)).split())[:120]
                 say(f"  waiting for the server, {now - start:.0f} s: {last}")
             self._seen |= tree(self._process.pid) if self._process else set()
-            time.sleep(0.5)
+            time.sleep(min(0.05 + (now - start) / 10, 0.5))
 
     def stop(self, grace: float = 3.0) -> None:
         """Stop the server and every process that it started: politely first, then by force. Safe to call twice."""

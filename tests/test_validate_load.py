@@ -475,3 +475,10 @@ def test_the_simulator_is_told_the_servers_limits() -> None:
 def test_a_run_with_failures_is_left_out() -> None:
     with pytest.raises(InputError, match="3 of 40 requests failed"):
         load_replay.replay_load(run_of(10.0, {}, failed=3), None, {}, lambda phase: 0.0)  # type: ignore[arg-type]
+
+
+def test_many_load_runs_are_worth_compiling_and_few_are_not() -> None:
+    """Three simulations a run: 400 requests of 256 tokens are 307,200 tokens, seven runs of them above two million."""
+    run = run_of(10.0, {}).model_copy(update={"num_requests": 400, "output_tokens": 256})
+    assert not load_replay.worth_compiling([run] * 6)
+    assert load_replay.worth_compiling([run] * 7)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -175,8 +176,11 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         code = group.main(["validate", "--records", records, *arguments], standalone_mode=False)
         return code, capsys.readouterr().out
 
-    plot = tmp_path / "plot.svg"
-    code, out = run("--json", "--plot", str(plot), "--fail-over", "50%")
+    plot, few = tmp_path / "plot.svg", tmp_path / "few"
+    few.mkdir()
+    for name in ("llama8b-base", "llama8b-e3-s3", "qwen3-8b-tp2-base"):
+        shutil.copy(ROOT / "validation" / f"{name}.json", few)
+    code, out = run("--json", "--plot", str(plot), "--fail-over", "50%", name=str(few))
     document = json.loads(out)
     assert code == 0
     assert document["schema"] == "specsim.validation/1"
