@@ -102,6 +102,7 @@ def measure_loads(
             if failures
             else ""
         )
+        lost: ServerError | None = None
         try:
             if not gone:
                 check_same(client, served)
@@ -109,6 +110,9 @@ def measure_loads(
             record.caveats.append(f"rate {rate:g}: {error}")
             save()
             raise
+        except ServerError as error:  # it is gone since: what was measured before stays
+            lost = error
+            record.caveats.append(f"stopped after rate {rate:g}: {error}")
         if run.requests["request"]:
             record.loads.append(run)
             say(f"  {line(run)}")
@@ -117,6 +121,8 @@ def measure_loads(
         save()
         if gone:
             raise ServerError(what)
+        if lost is not None:
+            raise lost
         if failures:
             faults += 1
             say(f"  {what}")

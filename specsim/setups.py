@@ -21,6 +21,12 @@ ALGORITHMS = {
     "ngram": "NGRAM",
     "none": "",
 }
+# Flags that a set-up gives itself, by its key: among its other flags they would leave the record, or what keeps the host safe, behind.
+OWN_FLAGS = {
+    "--model-path": "model", "--tp-size": "tp", "--nnodes": "", "--host": "", "--port": "",
+    "--speculative-algorithm": "method", "--speculative-draft-model-path": "draft", "--speculative-num-steps": "num_steps",
+    "--speculative-eagle-topk": "topk", "--speculative-num-draft-tokens": "draft_tokens",
+}  # fmt: skip
 Count = Annotated[int, Field(ge=1, le=4096)]
 
 
@@ -235,9 +241,7 @@ def server_flags(setup: Setup, model: str, draft: str | None, port: int) -> list
 
 def server_env(setup: Setup, experts: bool) -> dict[str, str]:
     """Environment variables that the scenario sets; the user's own come after and win."""
-    env = {"SGLANG_ENABLE_METRICS_DEVICE_TIMER": "1", "HF_HUB_OFFLINE": "1"}
-    if setup.tp > 1:
-        env |= MULTICAST_OFF
+    env = {"SGLANG_ENABLE_METRICS_DEVICE_TIMER": "1", "HF_HUB_OFFLINE": "1", **MULTICAST_OFF}
     if setup.method != "none" and (setup.weights == "dummy" or setup.accept_length is not None):
         most = (setup.num_steps or setup.rows - 1) + 1
         env["SGLANG_SIMULATE_ACC_LEN"] = f"{setup.accept_length or min(2, most):g}"

@@ -197,7 +197,11 @@ PATH = click.Path(path_type=Path)
 )
 @click.option("--hardware", metavar="NAME|FILE", help="Profile of the box: to predict with, or to name in the record.")
 @plot_option("of a replay predicted against observed, and residuals")
-@click.option("--fail-over", type=Percent(), help="Replay: exit code 1 when a phase's median error is above this.")
+@click.option(
+    "--fail-over",
+    type=Percent(),
+    help="Replay: exit code 1 when the median error of decode, verify, cycle, tokens a second, break-even or a figure under load is above this.",
+)
 @json_option
 def command(**options: Any) -> int:
     """Set predictions beside a live server, or replay records.
