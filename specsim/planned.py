@@ -141,7 +141,7 @@ class Planned(Shown):
         if not found.met:
             limits = [f"{name} {limit:g} ms" for name, limit in (("TTFT", found.targets.ttft_ms), ("TPOT", found.targets.tpot_ms)) if limit is not None]  # fmt: skip
             got = "" if p is None else f" (TTFT {short(p.ttft_s[0] * 1e3)} ms, TPOT {short(p.tpot_s[0] * 1e3)} ms with hardly any load)"  # fmt: skip
-            far = f"{best.miss - 1:.0%} off" if best.miss < 2 else f"{short(best.miss, 3)} times a target"
+            far = missed(best).replace("times", "times a target")
             return f"Nothing meets {' and '.join(limits)}. The nearest miss is {far}: {where}{got}."
         assert p is not None
         price = self.wanted.price_per_gpu_hour
@@ -149,8 +149,8 @@ class Planned(Shown):
         sure = "" if found.tpot_ms is None else f" ({found.tpot_ms.interval})"
         many = "s" if best.replicas > 1 else ""
         tpot = f"TPOT {short(p.tpot_s[0] * 1e3, 3)} ms{sure}, headroom {room(best, found.rate)}"
-        gpus = "1 GPU" if best.gpus == 1 else f"{best.gpus} GPUs"
-        return f"{gpus}: {best.replicas} replica{many} of {where}; {tpot}{cost}."
+        gpus = "1 GPU" if best.gpus == 1 else f"{best.gpus:,} GPUs"
+        return f"{gpus}: {best.replicas:,} replica{many} of {where}; {tpot}{cost}."
 
     def write_policy(self, path: Path) -> None:
         """Write when to switch the draft length, as the plan's engine reads it. Raises InputError, WorkError."""
@@ -230,6 +230,11 @@ def plan(model: AModel | None = None, /, **options: Any) -> Planned:
     )  # fmt: skip
     found = replace(found, warnings=(*notes, *found.warnings))
     return Planned(found, wanted, stats, _simulated(found, wanted, stats) if wanted.simulate and found.met else None)
+
+
+def missed(c: Choice) -> str:
+    """By how far a choice misses its targets, in words."""
+    return f"{c.miss - 1:.0%} off" if c.miss < 2 else f"{short(c.miss, 3)} times"
 
 
 def room(c: Choice, rate: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from specsim.pages import Grid, Line, Page, grid
-from specsim.planned import Planned, room
+from specsim.planned import Planned, missed, room
 from specsim.plans import Choice, Target
 from specsim.policy import said
 from specsim.quantities import short
@@ -60,9 +60,9 @@ def _row(c: Choice, p: Planned) -> tuple[str, ...]:
     at = c.point
     times = ("", "", "") if at is None else (f"{at.tpot_s[0] * 1e3:,.1f}", f"{at.ttft_s[0] * 1e3:,.0f}", f"{at.running[0]:.1f}")  # fmt: skip
     if not c.replicas:
-        return (*row, "no", f"{c.miss - 1:.0%} off", "0", *times)
+        return (*row, "no", missed(c), "0", *times)
     cost = () if price is None else (short(c.cost_per_million(p.plan.rate, p.plan.requests.output_tokens, price), 3),)
-    return (*row, str(c.gpus), str(c.replicas), short(c.rate_each, 3), *times, room(c, p.plan.rate), *cost)
+    return (*row, f"{c.gpus:,}", f"{c.replicas:,}", short(c.rate_each, 3), *times, room(c, p.plan.rate), *cost)
 
 
 def _policies(p: Planned) -> Iterator[Line]:

@@ -228,7 +228,7 @@ def plan(
         raise InputError(
             f"{max_gpus} GPU{'s' if max_gpus > 1 else ''} cannot serve {rate:g} requests a second within the targets and {headroom:.0%} headroom, the limit is {short(limit)}",
             where="--max-gpus",
-            mend=f"lower --rate, loosen the targets, or use {best.gpus}",
+            mend=f"lower --rate, loosen the targets, or use {best.gpus:,}",
         )
     made: list[Target] = []
     if drafting is not None:

@@ -443,6 +443,14 @@ def test_wrong_values_in_python_are_told(options, says):
         specsim_plan("Llama-3.1-8B", **{"hardware": "1x-h200", "rate": 20, "tpot_ms": 10, **options})
 
 
+def test_large_numbers_of_gpus_and_misses_are_legible():
+    many = str(specsim_plan("Llama-3.1-8B", hardware="1x-h200", method="none", rate=1e5, tpot_ms=10))
+    assert re.search(r"\d,\d{3} GPUs: \d,\d{3} replicas", many)
+    missed = str(specsim_plan("Llama-3.1-8B", hardware="1x-h200", method="none", rate=1, tpot_ms=0.01))
+    (times,) = re.findall(r"The nearest miss is (\d+) times a target", missed)
+    assert f"no  {times} times" in missed, "the table says it as the verdict does"
+
+
 def test_two_states_of_one_box_are_two_boxes(tmp_path, monkeypatch):
     """A profile measured anew has the name of the old one. Each is priced by its own numbers, whichever comes first, and goes by
     its path."""
