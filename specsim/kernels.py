@@ -129,7 +129,8 @@ def kernel_table(path: Path, steps: int = STEPS) -> dict[str, Any]:
 
     Raises InputError when it holds no kernel.
 
-    The trace may hold a step more or less than asked for; the number that divides most kernels' counts is taken.
+    The trace may hold a step more or less than asked for: the number as often as which most kernels ran is taken, since
+    every step has some that run once, then the one that divides most counts.
     """
     durations: dict[str, list[float]] = defaultdict(list)
     correlations: dict[str, list[object]] = defaultdict(list)
@@ -148,7 +149,9 @@ def kernel_table(path: Path, steps: int = STEPS) -> dict[str, Any]:
     ran = {c for seen in correlations.values() for c in seen}
     prepared = host_gaps({c: launch for c, launch in launches.items() if c in ran})
     counts = [len(d) for d in durations.values()]
-    steps = max((steps, steps + 1, steps - 1), key=lambda n: sum(c for c in counts if n > 0 and c % n == 0))
+    steps = max(
+        (steps, steps + 1, steps - 1), key=lambda n: (counts.count(n), sum(c for c in counts if n and c % n == 0))
+    )
     rows = [
         {
             "name": name[:160],

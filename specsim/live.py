@@ -359,7 +359,7 @@ def generate(
     """Send one batch and wait for all of it. Raises PointError when the server rejects it or stops early."""
     start = time.perf_counter()
     if served.engine == "vllm":
-        sampling = {"temperature": 0.0, "max_tokens": new_tokens, "min_tokens": new_tokens, "ignore_eos": True}
+        sampling = {"temperature": 0.0, "max_tokens": new_tokens, "ignore_eos": True}
         body = {"model": served.model, "prompt": token_ids, **sampling}
         answer = client.json("POST", "/v1/completions", body, timeout)
         wall = time.perf_counter() - start

@@ -251,7 +251,7 @@ async def _cancel_rest() -> None:
 
 def _body(served: Served, ids: Sequence[int], new_tokens: int) -> dict[str, Any]:
     if served.engine == "vllm":
-        sampling = {"temperature": 0.0, "max_tokens": new_tokens, "min_tokens": new_tokens, "ignore_eos": True}
+        sampling = {"temperature": 0.0, "max_tokens": new_tokens, "ignore_eos": True}
         usage = {"include_usage": True, "continuous_usage_stats": True}
         return {"model": served.model, "prompt": list(ids), "stream": True, "stream_options": usage, **sampling}
     sampling = {"temperature": 0.0, "max_new_tokens": new_tokens, "ignore_eos": True}

@@ -260,7 +260,10 @@ def _flagged(served: Served, flags: Sequence[str]) -> Served:
     launch = read_launch("vllm", ["--model", served.model, *flags])
     launch.refuse_slips("--vllm-args")
     method = launch.options.get("method", "none")
-    return served if method == "none" else replace(served, info={"speculative_algorithm": method})
+    if method == "none":
+        return served
+    said = {"speculative_algorithm": method, "speculative_draft_model_path": launch.options.get("draft")}
+    return replace(served, info={name: value for name, value in said.items() if value})
 
 
 def run_setup(

@@ -28,6 +28,7 @@ class State:
     start_ms: float = 2.0
     draft_tokens: int = 1
     accept: int = 2  # tokens a cycle when draft_tokens > 1
+    share: float = 1.0  # cycles of the mean request of those of the longest
     capacity: int = 48  # requests that run at once
     tp: int = 2
     engines: int = 1  # data-parallel ones of vLLM
@@ -289,8 +290,8 @@ class Handler(BaseHTTPRequestHandler):
         start_ms = state.start_ms * (1 + 40 * (state.batches % 3) if state.fault == "noisy" else 1)
         seconds = (start_ms + state.step_ms * cycles * rounds) / 1e3
         time.sleep(seconds)
-        state.passes += cycles * rounds
-        state.drafts += cycles * batch if speculative else 0
+        state.passes += cycles * rounds + 1  # and the prefill
+        state.drafts += cycles * batch * state.share if speculative else 0
         phases = (
             {"target_verify": 0.6, "eagle_draft": 0.1, "eagle_draft_extend": 0.05} if speculative else {"decode": 0.9}
         )

@@ -129,6 +129,15 @@ def test_vllm_is_measured_by_the_same_call() -> None:
     assert plain.decode_ms.value == pytest.approx(4.0, rel=0.3)
 
 
+def test_a_cycle_of_vllm_is_one_of_the_longest_request() -> None:
+    """Requests accept differently, and the time is that of the one that needs most cycles: 4 ms each, though the mean
+    request makes four fifths of them; the accept length is of the mean: 2 tokens / 0.8."""
+    point = one(engine="vllm", draft_tokens=3, step_ms=4.0, share=0.8)
+    assert point.cycle_ms is not None
+    assert point.cycle_ms.value == pytest.approx(4.0, rel=0.1)
+    assert point.tokens_per_cycle == pytest.approx(2 / 0.8, rel=0.1)
+
+
 def test_without_metrics_the_step_is_still_measured() -> None:
     point = one(fault="no-metrics")
     assert point.decode_ms is not None
@@ -424,6 +433,16 @@ def test_kernel_table_counts_a_step(tmp_path: Path) -> None:
     assert table["kernels_per_step"] == 3
     assert table["busy_ms_per_step"] == pytest.approx(0.007)
     assert table["kernels"][0] == {"name": "gemm", "per_step": 2.0, "mean_us": 3.0, "ms_per_step": 0.006}
+
+
+def test_kernels_that_run_once_a_step_tell_how_many_steps_there_were(tmp_path: Path) -> None:
+    """48 layers in five steps: 240 launches, which four divides as well; the embedding ran five times."""
+    path = tmp_path / "t.json"
+    ran = {"gemm": 240, "norm": 480, "embedding": 5, "argmax": 5, "copy": 8}
+    events = [{"ph": "X", "cat": "kernel", "name": n, "ts": 1.0, "dur": 1.0} for n, c in ran.items() for _ in range(c)]
+    path.write_text(json.dumps({"traceEvents": events}))
+    table = kernel_table(path)
+    assert (table["steps"], table["kernels"][1]["per_step"]) == (5, 48.0)
 
 
 def test_kernel_table_tells_what_the_host_took_to_launch(tmp_path: Path) -> None:
