@@ -4,9 +4,12 @@
 
 What one GPU does alone was measured on a machine with one H200 (`1x-h200`, and `1x-h200-blockwise` for products of fp8
 weights scaled in blocks), DeepGEMM's experts and products of small inner width on others (`1x-h200-deepgemm`,
-`1x-h200-deepseek-v2-lite`). A machine with two was calibrated as it is
-(`2x-h200`), again to show how far two agree, and with peer access off: all-reduces and copies are of these. Those called
-"-earlier" are of other machines, by earlier releases, and those of a model's own shapes are compared in docs/accuracy.md.
+`1x-h200-deepseek-v2-lite`); products, attention and small kernels again on another, where attention over one row is timed as
+SGLang runs it and an elementwise kernel is the engine's (`1x-h200-again`); fp8 experts of one shape again, where some sizes had taken
+a sixth longer (`1x-h200-qwen3-30b-a3b-fp8`). A machine with two was calibrated as it is
+(`2x-h200`), again to show how far two agree, and with peer access off: all-reduces and copies are of these, FlashInfer's
+of another (`2x-h200-flashinfer`). Those called "-earlier" are of other machines, by earlier releases, and those of a model's
+own shapes are compared in docs/accuracy.md.
 """
 
 from __future__ import annotations
@@ -28,13 +31,16 @@ def read(name: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    alone = [read(name) for name in ("1x-h200", "1x-h200-blockwise", "1x-h200-deepgemm", "1x-h200-deepseek-v2-lite")]
-    alone[-1]["samples"] = [s for s in alone[-1]["samples"] if s["operator"] == "gemm_bf16"]
-    two, off = read("2x-h200"), read("2x-h200-no-p2p")
+    names = ("1x-h200", "1x-h200-blockwise", "1x-h200-deepgemm", "1x-h200-deepseek-v2-lite", "1x-h200-again",
+             "1x-h200-qwen3-30b-a3b-fp8")  # fmt: skip
+    alone = [read(name) for name in names]
+    for document, operator in ((alone[3], "gemm_bf16"), (alone[5], "moe_fp8")):
+        document["samples"] = [s for s in document["samples"] if s["operator"] == operator]
+    two, off, fused = read("2x-h200"), read("2x-h200-no-p2p"), read("2x-h200-flashinfer")
     for box in (two, off):
         box["samples"] = [s for s in box["samples"] if s["measure"] not in FITTED]
     published = [load_profile("1x-h200-published"), load_profile("2x-h200-published")]
-    for document, *more in (alone, (two, *alone), (off, *alone)):
+    for document, *more in (alone, (two, *alone, fused), (off, *alone)):
         result = rebuild([Record.model_validate(d) for d in (document, *more)], published)
         target = ROOT / "hardware" / f"{document['name']}.yaml"
         target.write_text(dump_profile(result.profile), encoding="utf-8")

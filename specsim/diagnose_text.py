@@ -11,6 +11,7 @@ from specsim.evidence import NOTHING
 from specsim.experiments import Appraisal
 from specsim.forward import build as build_pass
 from specsim.hypotheses import BY_ID
+from specsim.ops import Load
 from specsim.pages import Grid, Line, Page, grid
 from specsim.probes import Probe
 from specsim.quantities import Quantity
@@ -41,7 +42,8 @@ def situation(d: Diagnosis) -> str:
         return out + ": verify is not slow."
     p = build_pass(s.model, s.parallel, s.engine, graph=True)
     calls = sum(o.calls for o in p.operators if o.component == "allreduce")
-    shares = [f"{extra * 1e3 / p.kernels:.1f} us for each of {p.kernels:,.0f} kernels"]
+    kernels = float(np.max(p.kernels(Load(s.batch, s.draft_tokens, s.context))))
+    shares = [f"{extra * 1e3 / kernels:.1f} us for each of {kernels:,.0f} kernels"]
     if calls:
         shares.insert(0, f"{extra * 1e3 / calls:.0f} us for each of {calls:.0f} all-reduces")
     return out + f". {extra:.1f} ms are unexplained: as much as {', or '.join(shares)}."

@@ -45,7 +45,13 @@ MODEL_SPREAD, EAGER_SPREAD = 0.03, 0.25
 SIGNED_SPREAD = (
     0.1  # prior spread of a term whose prior is 0 (kernel_gap, microseconds): a tenth of the smallest kernel
 )
-LOWEST = {"kernel_gap_us": -np.inf, "row_layer_us": -np.inf, "verify_layer_us": -np.inf, "eager_factor": 0.1}
+LOWEST = {
+    "kernel_gap_us": -np.inf,
+    "row_layer_us": -np.inf,
+    "verify_layer_us": -np.inf,
+    "eager_factor": 0.1,
+    "eager_experts": 0.1,
+}
 
 # The run that shows a term, for people who lack it.
 RUNS = {
@@ -69,6 +75,7 @@ RUNS = {
     "ngram_verify_us": "a run with --speculative-algorithm NGRAM whose phases are timed",
     "eager_gap_us": "a run with speculation whose draft extend runs without a graph and is timed",
     "eager_factor": "a run with --disable-cuda-graph",
+    "eager_experts": "a run of a model with experts and one of a model without, both with --disable-cuda-graph",
 }
 
 
@@ -103,8 +110,8 @@ class Case:
         units of their names, each of shape () or (samples,)."""
         machine = replace(self.machine, terms={**self.machine.terms, **_si(terms)})
         cycle = evaluate(self.scenario, machine)
-        factor = lift(machine.terms["eager_factor"], self.scenario.batch.ndim)
-        more = {p: sum(added_ms(c, self.scenario, p, factor) for c in self.corrections) for p in PHASES[:4]}
+        launch_s = lift(machine.launch_s(self.scenario.model.experts is not None), self.scenario.batch.ndim)
+        more = {p: sum(added_ms(c, self.scenario, p, launch_s) for c in self.corrections) for p in PHASES[:4]}
         times: dict[str, Array] = {"decode": cycle.decode_s * 1e3 + more["decode"]}
         for phase, cost in (("draft", cycle.draft), ("verify", cycle.verify), ("extend", cycle.extend)):
             if cost is not None:

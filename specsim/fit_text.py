@@ -33,7 +33,9 @@ def _terms(fitted: Fit) -> Grid:
         values = (_with_error(t.prior, t.prior_error), _with_error(t.value, t.error), f"{t.share:.0%}")
         shown.append((t.name.removesuffix("_us"), *values, _strongest(fitted.terms, fitted.correlations[place], place)))
     heads = ("term", ">prior", ">fitted", ">from records", "~correlated with")
-    return grid(heads, shown, "engine terms, microseconds but eager_factor; +- one standard deviation")
+    return grid(
+        heads, shown, "engine terms, microseconds but eager_factor and eager_experts; +- one standard deviation"
+    )
 
 
 def _with_error(value: float, error: float) -> str:

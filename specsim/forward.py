@@ -60,27 +60,33 @@ class Pass:
     operators: tuple[Operator, ...]
     layers: int
 
-    @cached_property
-    def kernels(self) -> float:
-        return sum(o.kernels for o in self.operators)
+    def kernels(self, load: Load) -> Array:
+        """CUDA kernels of the pass."""
+        return np.asarray(sum((o.kernels * o.when.of(load) for o in self.operators), ZERO))
 
     @cached_property
     def features(self) -> tuple[Feature, ...]:
-        """What bytes, flops, inner widths and messages are linear in."""
-        forms = (form for o in self.operators for form in (o.bytes, o.flops, o.inner, o.message or {}))
+        """What bytes, flops, inner widths and messages are linear in, and which operators run."""
+        forms = (form for o in self.operators for form in (o.bytes, o.flops, o.inner, o.message or {}, {o.when: 1.0}))
         return tuple(dict.fromkeys(feature for form in forms for feature in form))
 
     @cached_property
-    def forms(self) -> tuple[tuple[Form, Form, Form], ...]:
-        """(bytes, or the message of one call; flops; inner widths) of each operator, its features by their place in
-        `features`."""
+    def forms(self) -> tuple[tuple[Form, Form, Form, Form], ...]:
+        """(bytes, or the message of one call; flops; inner widths; whether it runs, where that depends) of each operator, its
+        features by their place in `features`."""
         place = {feature: i for i, feature in enumerate(self.features)}
 
         def form(linear: Linear) -> Form:
             return tuple((place[feature], coefficient) for feature, coefficient in linear.items())
 
         return tuple(
-            (form(o.bytes if o.message is None else o.message), form(o.flops), form(o.inner)) for o in self.operators
+            (
+                form(o.bytes if o.message is None else o.message),
+                form(o.flops),
+                form(o.inner),
+                () if o.when == ONE else form({o.when: 1.0}),
+            )
+            for o in self.operators
         )
 
     @cached_property
@@ -223,17 +229,19 @@ def layer_operators(
             a, parallel.attention, model.kv_format.bytes, engine.attention_launches(a.kind), tree_block
         )
         yield from (_of_group(o, parallel.dp) for o in core)
-        yield from _extras(engine, a.kind, model)
+        yield from _extras(engine, a.kind, model.hidden)
         if a.head_norms:
-            yield from _extras(engine, "head_norms", model)
+            yield from _extras(engine, "head_norms", model.hidden)
+        for o in _extras(engine, f"{a.kind}_rows", a.heads * a.head_dim / parallel.attention, 2.0):
+            yield _of_group(replace(o, when=RowsAbove(1)), parallel.dp)
         if tree_block and not a.window:
-            yield from _extras(engine, "tree", model)
+            yield from _extras(engine, "tree", model.hidden)
     for p in layer.mixer:
         yield from (_of_group(o, parallel.dp) for o in product(p, parallel.attention))
     for p in layer.ffn:
         yield from product(p, parallel.tp)
     if layer.ffn:
-        yield from _extras(engine, "dense", model)
+        yield from _extras(engine, "dense", model.hidden)
     if layer.experts is not None:
         e = layer.experts
         rate = f"moe_{e.format.name}" + (f"_{in_blocks.experts}" if in_blocks.experts and e.format.in_blocks else "")
@@ -248,13 +256,13 @@ def layer_operators(
             else:
                 yield from product(p, parallel.tp)
         if e.shared and not beside:
-            yield from _extras(engine, "shared", model)
+            yield from _extras(engine, "shared", model.hidden)
         yield routed_experts(e, parallel, engine.launches(rate), rate)
         if rate == "moe_fp8_deepgemm":
             yield from _around_deepgemm(e, model, parallel, engine)
-        yield from _extras(engine, "moe", model)
+        yield from _extras(engine, "moe", model.hidden)
         if e.by_groups:
-            yield from _extras(engine, "groups", model)
+            yield from _extras(engine, "groups", model.hidden)
     if parallel.tp > 1:
         sums = layer.allreduces - int(parallel.attention == 1 and bool(layer.mixer))
         gathers = int(parallel.dp > 1 and (bool(layer.ffn) or layer.experts is not None))
@@ -271,7 +279,7 @@ def _of_group(o: Operator, dp: int) -> Operator:
         return {f: c if f == ONE else c / dp for f, c in linear.items()}
 
     inner = {f.of_group(dp): c for f, c in o.inner.items()}
-    return replace(o, bytes=share(o.bytes), flops=share(o.flops), inner=inner)
+    return replace(o, bytes=share(o.bytes), flops=share(o.flops), inner=inner, when=o.when.of_group(dp))
 
 
 def routed_experts(e: Experts, parallel: Parallel, kernels: float, rate: str) -> Operator:
@@ -291,7 +299,7 @@ def _around_deepgemm(e: Experts, model: Model, parallel: Parallel, engine: Engin
     """What SGLang runs around DeepGEMM's grouped products, whose class is of the products alone. Each expert has a block of
     256 rows, and the scales of both products' inputs, one for 128 values, are laid out anew for whole blocks, however few
     rows are in them (`_run_masked_gemm`, layers/moe/moe_runner/deep_gemm.py)."""
-    yield from _extras(engine, "moe_deepgemm", model)
+    yield from _extras(engine, "moe_deepgemm", model.hidden)
     scales = 256 * e.count / parallel.ep * _inner(e, parallel) / 128
     yield Operator("small_kernels", "tiny", 2, 2, {ONE: 2 * 4 * scales})
 
@@ -301,9 +309,10 @@ def _inner(e: Experts, parallel: Parallel) -> float:
     return e.inputs + e.intermediate * parallel.ep / parallel.tp
 
 
-def _extras(engine: Engine, piece: str, model: Model) -> Iterator[Operator]:
+def _extras(engine: Engine, piece: str, width: float, passes: float = 3.0) -> Iterator[Operator]:
+    """The engine's small kernels of a piece, over `passes` times rows of `width` values."""
     for rate, calls in engine.kernels.get(piece, {}).items():
-        yield small(rate, calls, model.hidden)
+        yield small(rate, calls, width, passes=passes)
 
 
 def allreduce(bytes_a_row: float, rows: Feature = ROWS) -> Operator:
@@ -333,7 +342,7 @@ def build(
         operators += [
             o.times(n) for o in merge(layer_operators(layer, model, parallel, engine, graph, tree_block, in_blocks))
         ]
-    operators += _extras(engine, "draft" if model.draft else "pass", model)
+    operators += _extras(engine, "draft" if model.draft else "pass", model.hidden)
     if parallel.tp > 1:
         operators.append(allreduce(model.hidden * model.activation.bytes))  # vocabulary-parallel embedding
     if fc and model.draft:
@@ -386,13 +395,14 @@ def cost(
     graph: bool,
     verify: bool = False,
     prefill: bool = False,
+    experts: bool = False,
     ahead: Array | float = 0.0,
 ) -> Cost:
     """Seconds of a pass.
 
     In a graph: the operators, the engine's corrections a kernel, row and layer, and one graph launch. Eager: max(GPU
     time with the gaps between its kernels, kernels x the engine's cost of a launch + calls of all-reduces); `ahead` seconds of launching are hidden
-    behind work that the GPU already has.
+    behind work that the GPU already has. experts: the server's target has some (see `Machine.launch_s`).
     """
     # What each feature is worth; a number costs a tenth of an array without axes.
     worths = [np.asarray(feature.of(load), dtype=np.float64)[()] for feature in p.features]
@@ -412,7 +422,7 @@ def cost(
     terms = machine.terms
     # Beside what a class's fixed time holds of it, so that it may be below 0.
     gap = lift(terms["kernel_gap"], n) if graph else ZERO
-    for o, (bytes_, flops, inner) in zip(p.operators, p.forms, strict=True):
+    for o, (bytes_, flops, inner, when) in zip(p.operators, p.forms, strict=True):
         size = _value(bytes_, worths)
         if o.message is not None:
             time, called, origin = allreduce_seconds(size, machine, engine, network, graph=graph, gather=o.gather)
@@ -421,16 +431,16 @@ def cost(
         else:
             worked, walked = (_value(form, worths) if form else None for form in (flops, inner))
             time, origin = machine.price(o, size, worked, walked, n)
-            add(o.component, time + o.kernels * gap, o.calls, size, origin)
-    kernels = p.kernels
+            runs = _value(when, worths) if when else 1.0
+            add(o.component, (time + o.kernels * gap) * runs, o.calls, size * runs, origin)
     if graph:
         add("launch", lift(machine.launch["graph_s"], n), 1, ZERO, machine.launch_source)
     else:
-        gpu = sum(seconds.values(), ZERO)
+        kernels, gpu = p.kernels(load), sum(seconds.values(), ZERO)
         gaps = kernels * lift(terms["eager_gap"], n)
-        launches = kernels * lift(machine.launch["kernel_s"], n) * lift(terms["eager_factor"], n) + calling
+        launches = kernels * lift(machine.launch_s(experts), n) + calling
         waits = np.maximum(launches - gpu - gaps - ahead, 0.0)
-        add("launch", gaps + waits, kernels, ZERO, machine.launch_source)
+        add("launch", gaps + waits, float(np.max(kernels, initial=0.0)), ZERO, machine.launch_source)
     if not prefill:  # what grows with rows was seen at up to 256; thousands of prompt rows do not pay it
         add("small_kernels", lift(terms["row_layer"], n) * load.rows * p.layers, 0, ZERO, machine.terms_source)
     if verify:

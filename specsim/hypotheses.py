@@ -111,7 +111,9 @@ def launched(m: Machine, severity: Severity) -> Machine:
     """The machine with the launch costs of a severity."""
     waiting = {k: m.terms[k] * severity["waiting"] for k in ("decode_cpu", "cycle_cpu", "sequence_cpu", "rank_cpu")}
     launch = {**m.launch, "kernel_s": severity["kernel"], "collective_s": severity["collective"]}
-    return replace(m, launch=launch, terms={**m.terms, **waiting, "eager_factor": np.ones(())})
+    return replace(
+        m, launch=launch, terms={**m.terms, **waiting, "eager_factor": np.ones(()), "eager_experts": np.ones(())}
+    )
 
 
 def _eager(*phases: str) -> Apply:

@@ -109,6 +109,13 @@ class Machine:
         """The machine for one evaluation: `read` then says what took part in it."""
         return replace(self, terms=Noted(self.terms), curves=Noted(self.curves))
 
+    def launch_s(self, experts: bool) -> Array:
+        """Seconds that the engine's code takes to launch a kernel outside graphs. experts: the server's target has some, so
+        that its code is too varied to stay in the host's caches, which slows all of it."""
+        terms = self.terms
+        several = terms["eager_experts"] if experts else 1.0
+        return np.asarray(self.launch["kernel_s"] * terms["eager_factor"] * several)
+
     @property
     def read(self) -> frozenset[Any]:
         """Of a machine of `noting`: names of the terms, and keys of the all-reduce curves, that were looked up."""

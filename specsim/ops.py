@@ -211,6 +211,7 @@ class Operator:
     )
     # What each output sums over from end to end: a product's inner width, the parts of a cache; `behind`: of that class's calls.
     inner: Linear = field(default_factory=dict)
+    when: Feature = ONE  # the share of the calls that run, 0 or 1
 
     def __hash__(self) -> int:
         return hash((self.component, self.rate))
@@ -242,7 +243,7 @@ def merge(operators: Iterable[Operator]) -> tuple[Operator, ...]:
     for operator in operators:
         message = tuple(sorted(operator.message.items(), key=repr)) if operator.message else None
         size = None if operator.behind or not operator.inner else _size(operator)
-        key = (operator.component, operator.rate, message, operator.gather, operator.behind, size)
+        key = (operator.component, operator.rate, message, operator.gather, operator.behind, size, operator.when)
         merged[key] = merged[key].plus(operator) if key in merged else operator
     return tuple(merged.values())
 

@@ -145,6 +145,7 @@ class EngineTerms(Group):
     ngram_sequence_us: NonNegative | None = None
     ngram_verify_us: NonNegative | None = None
     eager_factor: Positive | None = None
+    eager_experts: Positive | None = None
 
     @model_validator(mode="after")
     def _known(self) -> EngineTerms:

@@ -171,9 +171,9 @@ def predict_point(record: Record, point: Point, hardware: str | Profile | None) 
     """
     scenario = scenario_of(record, point, hardware)
     p = predict(scenario)
-    factor = float(machine_of(scenario).terms["eager_factor"])
+    launch_s = machine_of(scenario).launch_s(scenario.model.experts is not None)
     added = {
-        phase: sum(float(added_ms(c, scenario, phase, factor)) for c in record.corrections)
+        phase: sum(float(added_ms(c, scenario, phase, launch_s)) for c in record.corrections)
         for phase in ("decode", "draft", "verify", "extend")
     }
     found = {
@@ -213,16 +213,16 @@ def scenario_of(record: Record, point: Point, hardware: str | Profile | None) ->
     return scenario
 
 
-def added_ms(correction: Correction, scenario: Scenario, phase: str, eager_factor: ArrayLike) -> NDArray[np.float64]:
-    """Milliseconds that a correction adds to a pass: its own time in a graph, and its launches, at the engine's
-    `eager_factor` as all others, when the phase is eager."""
+def added_ms(correction: Correction, scenario: Scenario, phase: str, launch_s: ArrayLike) -> NDArray[np.float64]:
+    """Milliseconds that a correction adds to a pass: its own time in a graph, and its launches, of `launch_s` seconds as
+    all others, when the phase is eager."""
     if phase not in correction.applies_to:
         return np.zeros(())
     layers = sum(n for layer, n in scenario.model.layers if layer.experts is not None)
     graph = scenario.graph_phases.get(phase, True)
     kernels = 0.0 if graph else correction.kernels_per_moe_layer
-    launches = kernels * scenario.profile.launch.kernel_us * np.asarray(eager_factor)
-    return np.asarray(layers * np.maximum(correction.us_per_moe_layer, launches) / 1e3)
+    launches_us = kernels * np.asarray(launch_s) * 1e6
+    return np.asarray(layers * np.maximum(correction.us_per_moe_layer, launches_us) / 1e3)
 
 
 def compare(
@@ -276,12 +276,12 @@ def load_pairs(record: Record, run: LoadRun, hardware: str | Profile | None) -> 
     middle = run.input_tokens + run.output_tokens // 2
     length = run.results.get("accept_length")
     scenario = scenario_of(record, Point(batch=1, context=middle, tokens_per_cycle=length), hardware)
-    factor = float(machine_of(scenario).terms["eager_factor"])
+    launch_s = machine_of(scenario).launch_s(scenario.model.experts is not None)
     said = load_replay.replay_load(
         run,
         scenario,
         record.environment,
-        lambda phase: sum(float(added_ms(c, scenario, phase, factor)) for c in record.corrections),
+        lambda phase: sum(float(added_ms(c, scenario, phase, launch_s)) for c in record.corrections),
     )
     name = f"{record.name} {run.rate:g}/s"
     seen = load_replay.observed(run).items()

@@ -291,7 +291,9 @@ def prefill_seconds(s: Scenario, machine: Machine, tokens: Array, reach: Array) 
     for model, fc in ((s.model, False), (s.draft, True)):
         if model is not None:
             p = build(model, s.parallel, s.engine, False, fc=fc, last_rows=True)
-            seconds = seconds + cost(p, load, machine, s.engine, s.network, graph=False, prefill=True).total
+            some = s.model.experts is not None
+            one = cost(p, load, machine, s.engine, s.network, graph=False, prefill=True, experts=some)
+            seconds = seconds + one.total
     return np.asarray(seconds)
 
 

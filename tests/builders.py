@@ -14,6 +14,7 @@ from specsim.models import Attention, DraftShape, Experts, Format, Layer, Model,
 from specsim.profiles import AllReduceCurve, Gpu, Launch, OperatorRate, Profile, Source
 from specsim.scenarios import Scenario
 
+FACTORS = ("eager_factor", "eager_experts")  # terms that are no times
 SOURCE = Source(kind="assumed", reference="a test", date="2026")
 INT4 = Format("int4", 4, 0.5)
 
@@ -102,7 +103,7 @@ def eagle(target: Model, vocab: int = 8000) -> Model:
 def quiet() -> Engine:
     """SGLang without terms of its own: no host time, no skew, eager launches at the bare cost."""
     engine = load_engine("sglang")
-    return replace(engine, terms={name: Term(float(name == "eager_factor"), 0.0, "none") for name in engine.terms})
+    return replace(engine, terms={name: Term(float(name in FACTORS), 0.0, "none") for name in engine.terms})
 
 
 def scenario(model: Model | None = None, draft: Model | None = None, *, tp: int = 1, d: Any = 3, batch: Any = 1, context: Any = 1000,

@@ -123,7 +123,7 @@ WRONG = {
     "validate --method eagel3 --launch": "did you mean 'eagle3'",
     "fit": "missing option '--records'",
     "fit --records nowhere": "give a folder of records",
-    "fit --records {validation} --terms draft_stp": "did you mean 'draft_step'",
+    "fit --records {validation} --engine sglang --terms draft_stp": "did you mean 'draft_step'",
     "fit --records {validation} --engine sglng": "did you mean 'sglang'",
     "hardware show": "missing argument 'NAME'",
     "hardware import nowhere": "nowhere: no such file",

@@ -28,6 +28,7 @@ from specsim.forward import (
 from specsim.machine import Machine
 from specsim.machine import build as build_machine
 from specsim.models import Attention, Projection
+from specsim.names import PHASES
 from specsim.ops import CacheParts, DistinctExperts, Load, Operator, RowsAbove, gemm, merge
 from specsim.profiles import OperatorRate
 from specsim.quantities import Quantity, decimals, quantiles
@@ -107,8 +108,23 @@ def test_an_eager_pass_waits_for_the_host() -> None:
     in_graph = machine.curve(("nccl",), 2, "graph")
     sums = [(o.calls, sum(o.message.values())) for o in p.operators if o.message is not None]  # of one row
     assert c.seconds["allreduce"] == pytest.approx(sum(n * float(in_graph.seconds(np.asarray(b))) for n, b in sums))
-    assert c.total == pytest.approx(p.kernels * 1e-3 + expected_sums)
+    assert c.total == pytest.approx(float(p.kernels(load())) * 1e-3 + expected_sums)
     assert calls == 10
+
+
+def test_launches_take_longer_beside_the_code_of_experts() -> None:
+    """Launches of 1 ms, 1.7 times as long where the target has experts: in its verify and in its dense draft's steps alike,
+    though what is launched there is what a dense target's draft launches. In graphs nothing changes."""
+    box = profile(launch=profile().launch.model_copy(update={"kernel_us": 1000.0}))
+    machine = build_machine(box, QUIET)
+    slow = replace(machine, terms={**machine.terms, "eager_experts": np.asarray(1.7)})
+    for target, times in ((dense(4), 1.0), (moe(4), 1.7)):
+        eager = scenario(target, eagle(target), engine=QUIET, eager=frozenset(PHASES))
+        before, after = (evaluate(eager, m) for m in (machine, slow))
+        assert after.verify.total == pytest.approx(before.verify.total * times)
+        assert after.draft.total == pytest.approx(before.draft.total * times)
+        graphs = scenario(target, eagle(target), engine=QUIET)
+        assert evaluate(graphs, slow).verify.total == evaluate(graphs, machine).verify.total
 
 
 def test_each_sequence_costs_the_host_which_shows_where_the_gpu_is_faster() -> None:

@@ -25,7 +25,7 @@ from specsim.profiles import dump_profile, load_profile, parse_profile
 from specsim.replay import load
 
 ROOT = Path(__file__).parents[1]
-TRUE = {"row_layer_us": 0.09, "verify_layer_us": 7.0, "draft_step_us": 9.0, "allreduce_skew_us": 3.5, "cycle_host_us": 340.0,
+TRUE = {"row_layer_us": 0.09, "verify_layer_us": 7.0, "draft_step_us": 5.0, "allreduce_skew_us": 3.5, "cycle_host_us": 340.0,
         "cycle_cpu_us": 6500.0, "eager_factor": 5.0}  # fmt: skip
 
 
@@ -128,7 +128,7 @@ def test_held_out_records_have_no_say() -> None:
 
 def test_shipped_records_make_cases() -> None:
     records, _ = load(ROOT / "validation")
-    cases, skipped = cases_of(records)
+    cases, skipped = cases_of(records, engine="sglang")
     assert skipped == []
     models = engine_fit.by_model(cases)
     assert {"kimi-rank8", "llama8b", "qwen3-30b-a3b"} <= set(models)
@@ -142,8 +142,8 @@ def test_the_shipped_terms_are_what_the_fit_finds() -> None:
     """From priors that no run has touched, to the runs that the description names: a third of an error at most away. The runs
     are all those kept of models whose kernels were calibrated."""
     engine = load_engine("sglang")
-    cases, _ = cases_of(load(ROOT / "validation")[0])
-    kept, out = split(cases, ["dsv2lite*", "gpt-oss*"])
+    cases, _ = cases_of(load(ROOT / "validation")[0], engine="sglang")
+    kept, out = split(cases, ["dsv2lite*", "gpt-oss*", "*-tp2-*-eager"])
     assert {c.record for c in kept} == set(engine.fitted_to)
     fitted = fit(kept)
     for term in fitted.terms:

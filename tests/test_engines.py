@@ -17,7 +17,7 @@ from specsim.forward import Parallel
 from specsim.forward import build as build_pass
 from specsim.models import BF16
 from specsim.names import ENGINES, PHASES
-from specsim.ops import ONE, RowsAbove
+from specsim.ops import ONE, ROWS, Load, RowsAbove
 from specsim.prediction import machine_of, predict
 from specsim.profiles import EngineTerms
 from specsim.provenance import sources_of
@@ -25,6 +25,7 @@ from specsim.scenarios import build
 
 SGLANG_RELEASES = [f"0.5.{patch}" for patch in range(11, 24)]
 VLLM_RELEASES = ["0.20.0", "0.20.2", "0.25.1", "0.33.0"]
+ONE_ROW = Load(np.asarray(1.0), np.asarray(1.0), np.asarray(100.0))
 RELEASES = [("sglang", v) for v in SGLANG_RELEASES] + [("vllm", v) for v in VLLM_RELEASES]
 
 
@@ -421,7 +422,11 @@ class TestProductsOfFp8:
             scenario(sglang_args=f"{line} {k}", hardware="1x-h200", method="none") for k in ("deep_gemm", "auto")
         )
         by_class = [
-            {o.rate: o for o in build_pass(s.model, s.parallel, s.engine, True, in_blocks=s.in_blocks).operators}
+            {
+                o.rate: o
+                for o in build_pass(s.model, s.parallel, s.engine, True, in_blocks=s.in_blocks).operators
+                if o.when == ONE
+            }
             for s in (s, usual)
         ]
         experts = by_class[0]["moe_fp8_deepgemm"]
@@ -468,11 +473,28 @@ class TestProductsOfFp8:
         })  # fmt: skip
         engine = load_engine("sglang")
         one, other = (
-            build_pass(replace(fp8, layers=((some, n),)), Parallel(), engine, graph=True).kernels
+            build_pass(replace(fp8, layers=((some, n),)), Parallel(), engine, graph=True).kernels(ONE_ROW)
             for some in (layer, plain)
         )
         assert eight
         assert one - other == n * sum(p.count for p in eight)
+
+
+def test_queries_are_copied_out_of_the_joint_product_where_there_are_several_rows() -> None:
+    """One small kernel a layer more with two rows than with one, of 4,096 values read and written a row (32 heads of 128), on
+    half the ranks half as wide; none with latent attention. Two groups of ranks share two rows, one each: none."""
+    engine = load_engine("sglang")
+    two = Load(np.asarray(2.0), np.asarray(1.0), np.asarray(100.0))
+    for name, tp, dp, more in (
+        ("Llama-3.1-8B", 1, 1, 32),
+        ("Llama-3.1-8B", 2, 1, 32),
+        ("Llama-3.1-8B", 2, 2, 0),
+        ("DeepSeek-V3", 8, 1, 0),
+    ):
+        p = build_pass(load_model(name), Parallel(tp, dp=dp), engine, graph=True)
+        assert float(p.kernels(two)) - float(p.kernels(ONE_ROW)) == more
+        copies = [o for o in p.operators if o.when != ONE]
+        assert [o.bytes[ROWS] for o in copies] == ([32 * 2 * 4096 * 2 / tp] if name.startswith("Llama") else [])
 
 
 def test_heads_are_normed_in_one_kernel() -> None:
@@ -482,7 +504,8 @@ def test_heads_are_normed_in_one_kernel() -> None:
     for name in ("Qwen3-8B", "Llama-3.1-8B"):
         model = load_model(name)
         p = build_pass(replace(model, layers=((model.layers[0][0], 1),)), Parallel(), engine, graph=True)
-        counts[name] = {o.rate: o.calls for o in p.operators if o.component == "small_kernels"}
+        small = [o for o in p.operators if o.component == "small_kernels"]
+        counts[name] = {rate: sum(o.calls for o in small if o.rate == rate) for rate in ("norm", "tiny")}
     assert counts["Qwen3-8B"]["norm"] == counts["Llama-3.1-8B"]["norm"]
     assert counts["Qwen3-8B"]["tiny"] == counts["Llama-3.1-8B"]["tiny"] + 1
 

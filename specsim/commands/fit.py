@@ -43,10 +43,10 @@ def command(
 
     \b
     Examples:
-      specsim fit --records validation --leave-one-out
+      specsim fit --records validation --engine sglang --leave-one-out
       specsim fit --records runs --hardware 1x-h200 --hold-out 'llama8b-*' \\
         -o my-box.yaml
-      specsim fit --records validation --terms eager_factor
+      specsim fit --records validation --engine sglang --terms eager_factor
     """
     from specsim.fitted import fit
 
