@@ -83,7 +83,7 @@ def limits(environment: Mapping[str, Any]) -> dict[str, Any]:
     """The scheduler's limits as the server told them, as options of a scenario."""
     names = {
         "max_running_requests": "max_running_requests",
-        "max_total_num_tokens": "max_total_tokens",
+        "max_total_num_tokens": "kv_tokens",
         "chunked_prefill_size": "chunked_prefill_size",
         "disable_overlap_schedule": "disable_overlap",
     }

@@ -254,25 +254,29 @@ def cache_limits(s: Scenario, running: int) -> tuple[int, int]:
     InputError when the weights leave no room.
     """
     models = [s.model] if s.draft is None else [s.model, s.draft]
-    capacity = s.profile.gpu.memory_gb * 1e9 * float(s.options.get("mem_fraction") or 1 - RESERVE)
+    share = s.options.get("mem_fraction")
+    capacity = s.profile.gpu.memory_gb * 1e9 * float(share or 1 - RESERVE)
     weights = sum(rank_weights(m, s.parallel) for m in models)
     state = sum(rank_state(m, s.parallel) for m in models)
     a_token = sum(rank_kv_per_token(m, s.parallel) for m in models)
     left = capacity - weights
     dp = s.parallel.dp
     if left <= a_token + state:
+        of = f"{share:g} of " if share else ""
         raise InputError(
-            f"{s.model.name} does not fit: {weights / 1e9:.1f} GB of weights on a GPU of {s.profile.gpu.memory_gb:g} GB",
+            f"{s.model.name} does not fit: {weights / 1e9:.1f} GB of weights on {of}a GPU of {s.profile.gpu.memory_gb:g} GB",
             where="memory",
-            mend="raise --tp, or take another --hardware",
+            mend=f"{'raise that share or' if share else 'raise'} --tp, or take another --hardware",
         )
     if state:
         running = min(running, max(1, int(STATE_SHARE * left / state)) * dp)
         left -= math.ceil(running / dp) * state
-    given = s.options.get("max_total_tokens")
-    if given:
-        return int(given), running
-    return (min(int(left / a_token), 2**40) * dp if a_token else 2**40), running
+    tokens = min(int(left / a_token), 2**40) if a_token else 2**40
+    asked = s.options.get("max_total_tokens")
+    if asked:  # more than there is room for is not given
+        tokens = min(tokens, int(asked))
+    measured = s.options.get("kv_tokens")  # what a server said that it has
+    return int(measured or tokens) * (dp if a_token else 1), running
 
 
 # --- tables ---------------------------------------------------------------------------------------------------------

@@ -591,6 +591,17 @@ def test_kv_capacity_by_hand() -> None:
     assert s.draft is not None
     left = 92e9 - rank_weights(s.model, s.parallel) - rank_weights(s.draft, s.parallel)
     assert cache_limits(s, 8) == (int(left / 10_240), 8)
+    asked = {100: 100, 2**40: int(left / 10_240)}  # --max-total-tokens: what there is no room for is not given
+    for tokens, held in asked.items():
+        assert cache_limits(replace(s, options={"max_total_tokens": tokens}), 8) == (held, 8)
+    assert cache_limits(replace(s, options={"kv_tokens": 2**40}), 8) == (2**40, 8), "as a server said"
+
+
+def test_weights_beyond_the_share_of_memory_that_was_asked_for() -> None:
+    """100 GB x 0.00001 = 1 MB."""
+    s = replace(plain(), options={"mem_fraction": 1e-5})
+    with pytest.raises(InputError, match=r"on 1e-05 of a GPU of 100 GB; raise that share or --tp"):
+        cache_limits(s, 8)
 
 
 def test_recurrent_states_take_at_most_their_share() -> None:

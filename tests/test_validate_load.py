@@ -468,7 +468,7 @@ def test_load_records_replay_beside_the_simulator(tmp_path: Path, speculative: b
 def test_the_simulator_is_told_the_servers_limits() -> None:
     told = {"max_running_requests": 7, "max_total_num_tokens": 9000, "chunked_prefill_size": 512, "page_size": 1}
     told |= {"cuda_graph_config": {"decode": {"backend": "full", "bs": [1, 2, 4]}}}
-    wanted = {"max_running_requests": 7, "max_total_tokens": 9000, "chunked_prefill_size": 512}
+    wanted = {"max_running_requests": 7, "kv_tokens": 9000, "chunked_prefill_size": 512}
     assert load_replay.limits(told) == wanted | {"captured_sizes": [1, 2, 4]}
 
 
