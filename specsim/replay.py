@@ -262,17 +262,20 @@ def compare_loads(records: Sequence[Record], hardware: str | Profile | None) -> 
     """Pairs of every load run beside the simulator, and lines on runs that could not be simulated."""
     pairs: list[Pair] = []
     skipped: list[str] = []
+    compiled = None if load_replay.worth_compiling(run for record in records for run in record.loads) else False
     for record in track(records, "loads"):
         for run in record.loads:
             try:
-                pairs += load_pairs(record, run, hardware)
+                pairs += load_pairs(record, run, hardware, compiled=compiled)
             except InputError as error:
                 skipped.append(f"{record.name} rate {run.rate:g}: {error}")
     return pairs, skipped
 
 
-def load_pairs(record: Record, run: LoadRun, hardware: str | Profile | None) -> list[Pair]:
-    """A load run beside the simulator. Raises InputError when it cannot be simulated."""
+def load_pairs(
+    record: Record, run: LoadRun, hardware: str | Profile | None, *, compiled: bool | None = False
+) -> list[Pair]:
+    """A load run beside the simulator (`compiled`, see `specsim.simulation.simulate`). Raises InputError when it cannot be simulated."""
     middle = run.input_tokens + run.output_tokens // 2
     length = run.results.get("accept_length")
     scenario = scenario_of(record, Point(batch=1, context=middle, tokens_per_cycle=length), hardware)
@@ -282,6 +285,7 @@ def load_pairs(record: Record, run: LoadRun, hardware: str | Profile | None) -> 
         scenario,
         record.environment,
         lambda phase: sum(float(added_ms(c, scenario, phase, launch_s)) for c in record.corrections),
+        compiled=compiled,
     )
     name = f"{record.name} {run.rate:g}/s"
     seen = load_replay.observed(run).items()
