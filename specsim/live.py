@@ -65,6 +65,8 @@ class Client:
             raise InputError(f"{url!r} has no valid port", where="--url", mend="write http://host:port") from None
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise InputError(f"{url!r} is not an HTTP address", where="--url", mend="write http://host:port")
+        if parts.query or parts.fragment:
+            raise InputError("holds more than an address", where="--url", mend="leave out what begins at ? or #")
         self.secure, self.host, self.port = parts.scheme == "https", parts.hostname, port
         path = parts.path.rstrip("/")
         self.prefix = path[: -len("/v1")] if path.endswith("/v1") else path
@@ -193,7 +195,7 @@ def _count(value: Any) -> int:
 
 
 NO_SECRETS = ("EMPTY", "auto", "dummy", "false", "none", "null", "test", "token", "true")  # keys that hide nothing
-_SECRET = re.compile(r"api[-_]?key|password|secret|credential|(^|_)token$|auth", re.IGNORECASE)
+_SECRET = re.compile(r"api[-_]?key|password|secret|credential|(^|_)(token|key)$|auth", re.IGNORECASE)
 
 
 def scrub(value: Any) -> Any:
@@ -292,30 +294,47 @@ _FLAGS = {
     "quantization": "--quantization",
     "kv_cache_dtype": "--kv-cache-dtype",
     "tp_size": "--tp",
-    "pp_size": "--pp",
+    "pp_size": "--pp-size",
     "dp_size": "--dp",
     "ep_size": "--ep",
+    "nnodes": "--nnodes",
     "enable_dp_attention": "--enable-dp-attention",
     "attention_backend": "--attention-backend",
+    "prefill_attention_backend": "--prefill-attention-backend",
+    "decode_attention_backend": "--decode-attention-backend",
     "moe_runner_backend": "--moe-runner-backend",
+    "moe_a2a_backend": "--moe-a2a-backend",
+    "fp8_gemm_runner_backend": "--fp8-gemm-backend",
     "page_size": "--page-size",
     "max_running_requests": "--max-running-requests",
+    "max_total_tokens": "--max-total-tokens",
     "chunked_prefill_size": "--chunked-prefill-size",
+    "enable_mixed_chunk": "--enable-mixed-chunk",
     "cuda_graph_max_bs": "--cuda-graph-max-bs",
     "cuda_graph_max_bs_decode": "--cuda-graph-max-bs",
     "disable_cuda_graph": "--disable-cuda-graph",
+    "disable_decode_cuda_graph": "--disable-decode-cuda-graph",
     "disable_cuda_graph_padding": "--disable-cuda-graph-padding",
+    "enable_torch_compile": "--enable-torch-compile",
     "disable_custom_all_reduce": "--disable-custom-all-reduce",
     "disable_overlap_schedule": "--disable-overlap-schedule",
     "disable_radix_cache": "--disable-radix-cache",
     "enable_flashinfer_allreduce_fusion": "--enable-flashinfer-allreduce-fusion",
+    "flashinfer_allreduce_fusion_backend": "--flashinfer-allreduce-fusion-backend",
+    "enforce_disable_flashinfer_allreduce_fusion": "--enforce-disable-flashinfer-allreduce-fusion",
+    "enable_symm_mem": "--enable-symm-mem",
+    "enable_torch_symm_mem": "--enable-torch-symm-mem",
     "speculative_algorithm": "--speculative-algorithm",
     "speculative_draft_model_path": "--speculative-draft-model-path",
     "speculative_num_steps": "--speculative-num-steps",
     "speculative_eagle_topk": "--speculative-eagle-topk",
     "speculative_num_draft_tokens": "--speculative-num-draft-tokens",
     "speculative_attention_mode": "--speculative-attention-mode",
+    "speculative_draft_attention_backend": "--speculative-draft-attention-backend",
+    "speculative_adaptive": "--speculative-adaptive",
+    "speculative_ngram_max_bfs_breadth": "--speculative-ngram-max-bfs-breadth",
 }
+_FUSION = "flashinfer_allreduce_fusion_backend"  # as resolved: none where it is off
 
 
 def flags_of(served: Served) -> list[str]:
@@ -329,10 +348,15 @@ def flags_of(served: Served) -> list[str]:
             value is None
             or value is False
             or flag in flags
-            or (value == 1 and key.endswith("_size") and key != "page_size")
+            or value == "none"
+            or (value == 1 and key.endswith(("_size", "nnodes")) and key != "page_size")
+            or (key.startswith("speculative_") and not served.speculative)
         ):
             continue
         flags += [flag] if value is True else [flag, str(value)]
+    off = _FLAGS["enforce_disable_flashinfer_allreduce_fusion"]
+    if _FUSION in served.info and served.info[_FUSION] is None and off not in flags and "--tp" in flags:
+        flags.append(off)  # else it would be taken for the default of the architecture
     return flags
 
 

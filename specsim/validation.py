@@ -44,7 +44,7 @@ from specsim.profiles import load_profile
 from specsim.records import Correction, EngineRun, Record
 from specsim.scenarios import check_heads
 from specsim.server import Launched, free_port, refuse_multicast
-from specsim.setups import Setup, config_of, moe_layers, server_env, server_flags, target_config
+from specsim.setups import OWN_FLAGS, Setup, config_of, moe_layers, server_env, server_flags, target_config
 
 START_S = 90.0  # what a start and a stop take at most as a rule, for --time-limit
 Say = Callable[[str], None]
@@ -61,7 +61,7 @@ UNIFORM = Correction(
 def check(setups: Sequence[Setup], folder: Path, *, multicast: bool = False) -> None:
     """Find what is wrong before a server is started. Raises InputError for a setup, WorkError for the folder."""
     for setup in setups:
-        read_launch("sglang", setup.flags).refuse_slips(f"scenario {setup.name}")
+        _check_flags(setup)
         _check_ranks(target_config(setup), setup)
         if setup.draft is not None:
             config_of(setup.draft, "draft")
@@ -70,6 +70,18 @@ def check(setups: Sequence[Setup], folder: Path, *, multicast: bool = False) -> 
         if not multicast:
             refuse_multicast(setup.flags, setup.env, f"scenario {setup.name}")
     check_folder(folder)
+
+
+def _check_flags(setup: Setup) -> None:
+    """Raise InputError for a further flag that is misspelt, or that the set-up gives itself."""
+    where = f"scenario {setup.name}"
+    launch = read_launch("sglang", setup.flags)
+    launch.refuse_slips(where)
+    for flag, *_ in launch.flags:
+        if flag in OWN_FLAGS:
+            key = OWN_FLAGS[flag]
+            mend = f"give --{key.replace('_', '-')}, or the key {key}" if key else "leave it out"
+            raise InputError(f"{flag} among the further flags: the set-up gives it itself", where=where, mend=mend)
 
 
 def _check_ranks(config: dict[str, Any], setup: Setup) -> None:
@@ -160,6 +172,10 @@ def measure_all(
         except ChangedError as error:
             del recorder.record.points[done:]
             recorder.record.caveats.append(f"batch {batch}, context {context}: {error}")
+            recorder.save()
+            raise
+        except ServerError as error:  # it is gone since: what was measured before stays
+            recorder.record.caveats.append(f"stopped after batch {batch}, context {context}: {error}")
             recorder.save()
             raise
         recorder.save()

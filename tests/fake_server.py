@@ -135,6 +135,9 @@ class Handler(BaseHTTPRequestHandler):
             if self.path == "/v1/models":
                 return self.send(200, {"data": [{"id": "fake-model"}]})
             return self.send(404, {"detail": "Not Found"})
+        if self.path == state.info_path and state.fault == "leaves" and max(state.batches, state.streamed):
+            self.close_connection = True
+            return None
         if self.path == state.info_path and state.fault == "loading":
             return self.send(503, {"error": "the model is loading"})
         if self.path == state.info_path:

@@ -104,6 +104,7 @@ def test_flags_of_a_scenario_on_two_gpus(model: Path) -> None:
     assert {k: pairs[k] for k in wanted} == wanted
     assert "--enforce-disable-flashinfer-allreduce-fusion" in flags
     assert flags[-1] == "--x"
+    assert server_env(s.model_copy(update={"tp": 1}), experts=False)["NCCL_NVLS_ENABLE"] == "0"
     env = server_env(s, experts=True)
     assert {env[k] for k in ("NCCL_NVLS_ENABLE", "NVSHMEM_DISABLE_NVLS")} == {"0", "1"}
     assert env["SGLANG_SIMULATE_UNIFORM_EXPERTS"] == "1"
@@ -242,6 +243,9 @@ def test_what_is_wrong_is_found_before_a_server_starts(model: Path, tmp_path: Pa
         validate.check([scenario(model, hardware="nope")], tmp_path)
     with pytest.raises(InputError, match="did you mean --disable-cuda-graph"):
         validate.check([scenario(model, flags=["--disable-cuda-grahp"])], tmp_path)
+    for flags in (["--tp", "2"], ["--tensor-parallel-size=2"], ["--speculative-num-steps", "3"], ["--port", "1"]):
+        with pytest.raises(InputError, match="among the further flags: the set-up gives it itself"):
+            validate.check([scenario(model, flags=flags)], tmp_path)
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "vocab_size": 256}
     model.write_text(json.dumps(DENSE | sizes))
     with pytest.raises(InputError, match="tp 3 does not divide 4 attention heads"):
