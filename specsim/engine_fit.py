@@ -571,4 +571,6 @@ def document(fitted: Fit, held: Sequence[HeldOut], skipped: Sequence[str]) -> di
 
 
 def _rounded(phases: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
-    return {phase: {k: six(v) for k, v in figures.items()} for phase, figures in phases.items()}
+    return {
+        phase: {k: v if isinstance(v, int) else six(v) for k, v in figures.items()} for phase, figures in phases.items()
+    }

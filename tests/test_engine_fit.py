@@ -192,6 +192,7 @@ def test_the_command_writes_a_profile(folder: Path, capsys: pytest.CaptureFixtur
     out = folder / "out.yaml"
     run("--records", str(folder), "--hold-out", "qwen*", "-o", str(out), "--json")
     document = json.loads(capsys.readouterr().out)
+    assert all(type(phase["n"]) is int for phase in document["before"].values())
     assert document["schema"] == "specsim.fit/1"
     assert document["held_out"][0]["records"] == ["qwen3-30b-a3b-e3-s3"]
     assert "qwen3-30b-a3b-e3-s3" not in document["records"]

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import specsim
+from specsim import asked
 from specsim.acceptance import Acceptance
 from specsim.commands.simulate import command
 from specsim.errors import InputError
@@ -152,6 +153,20 @@ def test_one_speculative_request_is_the_closed_form() -> None:
     assert m.latencies["tpot"].mean * 30 == pytest.approx(cycles.sum() * 1e3, rel=1e-9)  # type: ignore[union-attr]
     assert m.accept_length == 3.0
     assert m.itl_chunk.mean == pytest.approx(3 * m.itl_token.mean)  # type: ignore[union-attr]
+
+
+def test_a_prefill_runs_the_kernels_that_a_step_runs() -> None:
+    """FP8 weights in blocks: their products by DeepGEMM are not as slow as by Triton, in a prompt of 4,000 tokens as in a step."""
+    triton, deep = (
+        asked.scenario(
+            model="Qwen3-30B-A3B-FP8", hardware="1x-h200", method="none", sglang_args=f"--fp8-gemm-backend {name}"
+        )
+        for name in ("triton", "deep_gemm")
+    )
+    rows, reach = np.asarray(4000.0), np.asarray(2000.5)
+    assert prefill_seconds(deep, machine_of(deep), rows, reach) != prefill_seconds(
+        triton, machine_of(triton), rows, reach
+    )
 
 
 def test_a_long_prompt_is_prefilled_in_chunks() -> None:
