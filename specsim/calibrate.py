@@ -398,19 +398,21 @@ def _gpu(
     results: Sequence[Sample], environment: Mapping[str, Any], source: Source, published: Sequence[Profile]
 ) -> tuple[Gpu, float, float]:
     """The GPU as measured: the slowest of the ranks' bandwidths, and its bf16 rate. Where these are not among the samples,
-    as published; else the fastest that any sample went, which no fit may then be held below."""
+    as published; else the fastest that a bf16 product went, below which no fit may then be held; else a guess."""
     done = [r for r in results if r["status"] == "done" and r["spread"]["median"] > 0]
     copies, products = (
         [r[amount] / r["spread"]["median"] for r in done if (r["measure"], r["operator"]) == ("peak", operator)]
         for amount, operator in (("bytes", "copy"), ("flops", "matmul"))
     )
     known = bool(copies and products)
-    for found, amount, nominal in ((copies, "bytes", "bandwidth_gb_s"), (products, "flops", "bf16_tflops")):
-        if not found:
-            scale = 1e9 if amount == "bytes" else 1e12
-            found += [getattr(p.gpu, nominal) * scale for p in published[:1]]
-        if not found:
-            found += [max((r[amount] / r["spread"]["median"] for r in done if r["measure"] in FITTED), default=1e12)]
+    if published:
+        copies = copies or [published[0].gpu.bandwidth_gb_s * 1e9]
+        products = products or [published[0].gpu.bf16_tflops * 1e12]
+    multiplied = [
+        r for r in done if r["operator"] == "gemm_bf16"
+    ]  # their weights come from memory, rotated beyond the L2
+    copies = copies or [max((r["bytes"] / r["spread"]["median"] for r in multiplied), default=0.0) or 1e12]
+    products = products or [max((r["flops"] / r["spread"]["median"] for r in multiplied), default=0.0) or 2e14]
     bandwidth, peak = min(copies), min(products)
     gpu = Gpu(
         name=str(environment.get("gpu") or "GPU"),
@@ -424,7 +426,7 @@ def _gpu(
         relative_uncertainty=0.03 if known else 1.0,
         note="bandwidth: a large copy; bf16: an 8192 cube; the slowest GPU"
         if known
-        else f"not measured: {'as published' if published else 'the fastest that any kernel here went'}",
+        else f"not measured: {'as published' if published else 'the fastest bf16 product, or a guess'}",
     )
     return gpu, bandwidth, peak
 

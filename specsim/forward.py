@@ -432,7 +432,13 @@ def cost(
             worked, walked = (_value(form, worths) if form else None for form in (flops, inner))
             time, origin = machine.price(o, size, worked, walked, n)
             runs = _value(when, worths) if when else 1.0
-            add(o.component, (time + o.kernels * gap) * runs, o.calls, size * runs, origin)
+            add(
+                o.component,
+                (time + o.kernels * gap) * runs,
+                o.calls * float(np.max(runs, initial=0.0)),
+                size * runs,
+                origin,
+            )
     if graph:
         add("launch", lift(machine.launch["graph_s"], n), 1, ZERO, machine.launch_source)
     else:
@@ -440,7 +446,10 @@ def cost(
         gaps = kernels * lift(terms["eager_gap"], n)
         launches = kernels * lift(machine.launch_s(experts), n) + calling
         waits = np.maximum(launches - gpu - gaps - ahead, 0.0)
-        add("launch", gaps + waits, float(np.max(kernels, initial=0.0)), ZERO, machine.launch_source)
+        origin = _weakest(
+            machine.launch_source, machine.terms_source
+        )  # a bare launch, times what the engine makes of it
+        add("launch", gaps + waits, float(np.max(kernels, initial=0.0)), ZERO, origin)
     if not prefill:  # what grows with rows was seen at up to 256; thousands of prompt rows do not pay it
         add("small_kernels", lift(terms["row_layer"], n) * load.rows * p.layers, 0, ZERO, machine.terms_source)
     if verify:

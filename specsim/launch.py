@@ -187,6 +187,8 @@ def _take_apart(engine: str, line: str | Sequence[str], depth: int = 0) -> _Line
 
 def _start(engine: str, words: Sequence[str]) -> int | None:
     """Where the engine's arguments begin, or None when its command is not there."""
+    if words[:1] == ["serve"]:  # of `vllm serve` or `sglang serve`, as --vllm-args and --sglang-args take it
+        return 1
     for place, word in enumerate(words):
         name = word.rsplit("/", 1)[-1]
         following = words[place + 1] if place + 1 < len(words) else ""
@@ -261,6 +263,11 @@ def _meant(flag: str, looked_for: Sequence[str]) -> str | None:
     dashed = flag.replace("_", "-")
     near = get_close_matches(dashed, [name for name in looked_for if abs(len(name) - len(flag)) <= 2], n=1, cutoff=0.85)
     return near[0] if near else None
+
+
+def flag_names(engine: str, arguments: Sequence[str]) -> tuple[str, ...]:
+    """Full names of the known flags among the arguments of a server, with no look at what they make together."""
+    return tuple(_read_flags(engine, arguments, [])[0])
 
 
 def _read_flags(engine: str, arguments: Sequence[str], notes: list[str]) -> tuple[dict[str, Any], list[str], list[str]]:

@@ -143,16 +143,20 @@ class _Series:
     graph_passes: float = 0.0
     lines: list[DecodeLine] = field(default_factory=list)
     drafts: float = 0.0  # vLLM: drafts made, sequences times cycles
-    drafted: list[float] = field(default_factory=list)  # the same for each answer, of one sequence
+    drafted: list[float] = field(default_factory=list)  # vLLM: cycles of the mean sequence, for each answer
     accepted: dict[int, float] = field(default_factory=dict)  # vLLM: drafts accepted at each position
 
 
 def growth(before: Counters | None, after: Counters | None, name: str, **labels: str) -> float | None:
-    """What a counter gained between two moments; None where it is not known."""
-    if before is None or after is None:
+    """What a counter gained between two moments; None where it is not known. Raises PointError where it lost."""
+    if before is None or after is None or (end := after.per_rank(name, **labels)) is None:
         return None
-    end = after.per_rank(name, **labels)
-    return None if end is None else end - (before.per_rank(name, **labels) or 0.0)
+    gained = end - (before.per_rank(name, **labels) or 0.0)
+    if gained < 0:
+        raise PointError(
+            f"{name} fell from one answer to the next: did the server start again, or do several share its address?"
+        )
+    return gained
 
 
 def _one(
@@ -179,10 +183,14 @@ def _one(
         # Of the longest request, which the time is of: the engine's steps but for the prefill; else the mean of all.
         cycles = steps - 1 if steps else drafts / len(token_ids) if drafts else float(new_tokens - 1)
         series.drafts += drafts
-        series.drafted.append(drafts / len(token_ids))
+        accepted = 0.0
         for position in after.categories(ACCEPTED, "position") if after is not None else []:
             grown = growth(before, after, ACCEPTED, position=position) or 0.0
             series.accepted[int(position)] = series.accepted.get(int(position), 0.0) + grown
+            accepted += grown
+        # A cycle emits one token and what it accepts, steps included in which nothing was drafted (n-grams).
+        own = new_tokens - 1 - accepted / len(token_ids) if accepted else drafts / len(token_ids)
+        series.drafted.append(own)
     series.answers.append(answer)
     series.cycles.append(cycles)
     if before is not None and after is not None:

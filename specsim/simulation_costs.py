@@ -295,8 +295,11 @@ def prefill_seconds(s: Scenario, machine: Machine, tokens: Array, reach: Array) 
     for model, fc in ((s.model, False), (s.draft, True)):
         if model is not None:
             p = build(model, s.parallel, s.engine, False, fc=fc, last_rows=True, in_blocks=s.in_blocks)
-            # Not slower beside experts: prefills were seen of dense models alone, and engines cut those of experts into graphs.
-            seconds = seconds + cost(p, load, machine, s.engine, s.network, graph=False, prefill=True).total
+            # Slower beside experts only without any graphs: engines cut prefills into graphs too, and those of dense models alone
+            # were seen.
+            slower = s.model.experts is not None and not s.graph_phases.get("decode", True)
+            one = cost(p, load, machine, s.engine, s.network, graph=False, prefill=True, experts=slower)
+            seconds = seconds + one.total
     return np.asarray(seconds)
 
 

@@ -22,7 +22,7 @@ from specsim.configs import model_from_config
 from specsim.errors import InputError, WorkError
 from specsim.files import write_atomically
 from specsim.forward import Parallel
-from specsim.launch import read_launch
+from specsim.launch import flag_names, read_launch
 from specsim.live import (
     ChangedError,
     Client,
@@ -75,13 +75,13 @@ def check(setups: Sequence[Setup], folder: Path, *, multicast: bool = False) -> 
 def _check_flags(setup: Setup) -> None:
     """Raise InputError for a further flag that is misspelt, or that the set-up gives itself."""
     where = f"scenario {setup.name}"
-    launch = read_launch("sglang", setup.flags)
-    launch.refuse_slips(where)
-    for flag, *_ in launch.flags:
+    for flag in flag_names("sglang", setup.flags):
         if flag in OWN_FLAGS:
             key = OWN_FLAGS[flag]
             mend = f"give --{key.replace('_', '-')}, or the key {key}" if key else "leave it out"
             raise InputError(f"{flag} among the further flags: the set-up gives it itself", where=where, mend=mend)
+    # With the ranks, which what groups of them get must divide.
+    read_launch("sglang", ["--tp-size", str(setup.tp), *setup.flags]).refuse_slips(where)
 
 
 def _check_ranks(config: dict[str, Any], setup: Setup) -> None:

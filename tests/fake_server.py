@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import os
 import queue
 import sys
@@ -29,6 +30,7 @@ class State:
     draft_tokens: int = 1
     accept: int = 2  # tokens a cycle when draft_tokens > 1
     share: float = 1.0  # cycles of the mean request of those of the longest
+    idle: float = 0.0  # share of the cycles in which nothing is drafted
     capacity: int = 48  # requests that run at once
     tp: int = 2
     engines: int = 1  # data-parallel ones of vLLM
@@ -172,7 +174,8 @@ class Handler(BaseHTTPRequestHandler):
                 lines += [f'vllm:spec_decode_num_draft_tokens_total{{engine="0"}} {3 * state.drafts!r}']
             if state.draft_tokens > 1 and state.fault != "no-drafts":
                 lines += [f'vllm:spec_decode_num_drafts_total{{engine="0"}} {state.drafts!r}']
-            accepted = {"0": state.drafts * (state.accept > 1), "1": 0.0}
+            further = state.accept / state.share - state.accept
+            accepted = {"0": state.drafts * (state.accept > 1), "1": state.drafts * further}
             for position, value in accepted.items() if state.draft_tokens > 1 else ():
                 lines.append(
                     f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{engine="0",position="{position}"}} {value!r}'
@@ -288,13 +291,14 @@ class Handler(BaseHTTPRequestHandler):
         if state.fault == "short":
             tokens -= 1
         speculative = state.draft_tokens > 1
-        cycles = -(-(tokens - 1) // state.accept) if speculative else tokens - 1
+        each = 1 + (state.accept - 1) * (1 - state.idle)
+        cycles = math.ceil((tokens - 1) / each) if speculative else tokens - 1
         rounds = -(-batch // state.capacity) if state.fault != "unsteady" else 2
         start_ms = state.start_ms * (1 + 40 * (state.batches % 3) if state.fault == "noisy" else 1)
         seconds = (start_ms + state.step_ms * cycles * rounds) / 1e3
         time.sleep(seconds)
         state.passes += cycles * rounds + 1  # and the prefill
-        state.drafts += cycles * batch * state.share if speculative else 0
+        state.drafts += cycles * batch * state.share * (1 - state.idle) if speculative else 0
         phases = (
             {"target_verify": 0.6, "eagle_draft": 0.1, "eagle_draft_extend": 0.05} if speculative else {"decode": 0.9}
         )

@@ -177,6 +177,14 @@ def test_a_class_alone_is_fitted_without_the_peaks() -> None:
     assert alone.profile.gpu.bandwidth_gb_s == published.gpu.bandwidth_gb_s
 
 
+def test_small_kernels_or_all_reduces_alone_say_nothing_of_the_gpu() -> None:
+    """They have no flops, and fit in the L2: what the GPU can do is then a guess, which no measurement is taken for."""
+    norm = result("small", "norm", 3e-6, nbytes=1e5, rows=1, width=4096)
+    for results in ([norm], []):
+        gpu = build("box", results, {}, ranks=1).profile.gpu
+        assert (gpu.bandwidth_gb_s, gpu.bf16_tflops, gpu.source.kind) == (1000, 200, "assumed")
+
+
 def test_a_class_that_no_line_fits_is_told() -> None:
     """Products that take any time between 10 and 90 us whatever their size."""
     results = [*peaks(), *gemms()]

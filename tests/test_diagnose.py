@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import re
@@ -623,3 +624,15 @@ def test_known_faults_are_found_and_weights_are_honest() -> None:
     mean, true, n = tally.calibration(0.5, 1.01)
     assert n > 30
     assert abs(mean - true) < 0.15
+
+
+@pytest.mark.parametrize("record", ["llama8b-base-eager", "llama8b-base-eager-alone"])
+def test_a_server_without_graphs_is_asked_about_them(record: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """What recorded servers without CUDA graphs took a decode step is in the range of eager launches. (Recorded models with experts
+    launched a third more kernels than theirs, for simulated routing.)"""
+    points = json.loads((ROOT / "validation" / f"{record}.json").read_text())["points"]
+    decode = next(p["decode_ms"]["value"] for p in points if p["batch"] == 1)
+    times = ["--decode-ms", f"{decode:.1f}", "--verify-ms", f"{1.05 * decode:.1f}", "--draft-tokens", "4"]
+    with contextlib.suppress(SystemExit):
+        main(["diagnose", "--model", "Llama-3.1-8B", "--hardware", "1x-h200", *times])
+    assert "give --eager decode" in " ".join(capsys.readouterr().out.split())

@@ -47,6 +47,7 @@ class TestForms:
             f"python3 -m sglang.launch_server {EAGLE3}",
             f"python -m sglang.launch_server {EAGLE3} --port 30000 2>&1 | tee server.log",
             f"sglang serve {EAGLE3} > log.txt",
+            f"serve {EAGLE3}",
             f"/opt/venv/bin/sglang serve {EAGLE3} &",
             f"$ NCCL_P2P_DISABLE=1 SGLANG_X=y python3 -m sglang.launch_server {EAGLE3}",
             f"export NCCL_DEBUG=INFO\npython3 -m sglang.launch_server {EAGLE3}",

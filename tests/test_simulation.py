@@ -21,6 +21,7 @@ import specsim
 from specsim import asked
 from specsim.acceptance import Acceptance
 from specsim.commands.simulate import command
+from specsim.cycle import evaluate
 from specsim.errors import InputError
 from specsim.metrics import BINS, Collector, bin_middles, bins_of, latency_of, latency_of_histogram
 from specsim.prediction import machine_of
@@ -167,6 +168,13 @@ def test_a_prefill_runs_the_kernels_that_a_step_runs() -> None:
     assert prefill_seconds(deep, machine_of(deep), rows, reach) != prefill_seconds(
         triton, machine_of(triton), rows, reach
     )
+
+
+def test_without_graphs_a_prefill_is_launched_as_slowly_as_a_step() -> None:
+    """A prompt of 64 tokens beside experts is bound by its launches, as a decode step is: of as many kernels, it takes no less."""
+    s = asked.scenario(model="Qwen3-30B-A3B", hardware="1x-h200", method="none", eager=["decode"])
+    machine = machine_of(s)
+    assert prefill_seconds(s, machine, np.asarray(64.0), np.asarray(32.5)) >= evaluate(s, machine).decode.total
 
 
 def test_a_long_prompt_is_prefilled_in_chunks() -> None:

@@ -25,7 +25,7 @@ from specsim.live import (
     decode_lines,
     identify,
 )
-from specsim.measure import Plan, lengths_for, logged, measure, slope
+from specsim.measure import Plan, growth, lengths_for, logged, measure, slope
 from specsim.records import Point, Record
 from specsim.validation import run_url
 
@@ -136,6 +136,21 @@ def test_a_cycle_of_vllm_is_one_of_the_longest_request() -> None:
     assert point.cycle_ms is not None
     assert point.cycle_ms.value == pytest.approx(4.0, rel=0.1)
     assert point.tokens_per_cycle == pytest.approx(2 / 0.8, rel=0.1)
+
+
+def test_steps_of_vllm_without_a_draft_are_cycles_of_one_token() -> None:
+    """N-grams find nothing to draft in half of the steps: cycles of 4 ms emit 1.5 tokens."""
+    point = one(engine="vllm", draft_tokens=3, step_ms=4.0, idle=0.5)
+    assert point.cycle_ms is not None
+    assert point.cycle_ms.value == pytest.approx(4.0, rel=0.1)
+    assert point.tokens_per_cycle == pytest.approx(1.5, rel=0.1)
+
+
+def test_counters_that_fall_are_told() -> None:
+    """A server that starts again counts from zero; a proxy shows now one server's counters, now another's."""
+    before, after = (live.Counters(f'vllm:spec_decode_num_drafts_total{{engine="0"}} {n}') for n in (9, 3))
+    with pytest.raises(PointError, match="fell from one answer to the next"):
+        growth(before, after, "vllm:spec_decode_num_drafts")
 
 
 def test_without_metrics_the_step_is_still_measured() -> None:
