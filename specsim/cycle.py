@@ -181,15 +181,18 @@ def _padded(s: Scenario, share: Array, phase: str) -> tuple[Array, NDArray[np.bo
     Captured sizes depend on the rows a sequence has in the pass where an engine captures numbers of tokens (vLLM).
     """
     rows = s.draft_tokens.reshape(-1) if s.draft_tokens.size == 1 else np.unique(s.draft_tokens)
-    sizes = {r: s.captured(phase, r) for r in map(int, rows.tolist())}
+    cap = s.running_cap(phase)
+    over = s.batch > (np.inf if cap is None else cap)
+    sides = [side for side in (False, True) if (over == side).any()]
+    sizes = {(r, side): s.captured(phase, r, beyond=side) for r in map(int, rows.tolist()) for side in sides}
     captured, *others = set(sizes.values())
     if not others:
         return s.engine.padded_batch(share, captured).astype(np.float64), np.asarray(share > max(captured, default=0))
     shape = np.broadcast_shapes(share.shape, s.draft_tokens.shape)
     padded, above = np.empty(shape), np.empty(shape, dtype=bool)
-    batch, tokens = np.broadcast_to(share, shape), np.broadcast_to(s.draft_tokens, shape)
-    for r, captured in sizes.items():
-        here = tokens == r
+    batch, tokens, beyond = (np.broadcast_to(some, shape) for some in (share, s.draft_tokens, over))
+    for (r, side), captured in sizes.items():
+        here = (tokens == r) & (beyond == side)
         padded[here] = s.engine.padded_batch(batch[here], captured)
         above[here] = batch[here] > max(captured, default=0)
     return padded, above

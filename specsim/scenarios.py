@@ -133,20 +133,25 @@ class Scenario:
         )
         return self.engine.tree_block(str(self.options.get("attention_backend") or default))
 
-    def captured(self, phase: str, rows: int = 1) -> tuple[int, ...]:
+    def running_cap(self, phase: str) -> int | None:
+        """Requests that the server runs at once in a phase, unless the scenario asks for more."""
+        given = self.options.get("max_running_requests")
+        # decode is the server without speculation
+        return given or (self.engine.running_cap_speculative if self.method != "none" and phase != "decode" else None)
+
+    def captured(self, phase: str, rows: int = 1, *, beyond: bool | None = None) -> tuple[int, ...]:
         """Batch sizes that have a graph in a phase of `rows` rows a sequence.
 
-        A batch that the scenario asks for is one that the server runs, whatever cap on running requests it would have
-        by default: beyond it requests queue, which is a warning, and nothing runs eagerly.
+        beyond: for a batch above the cap on running requests (None: whether the largest is). One that the scenario asks for
+        is one that the server runs, whatever cap it would have by default: requests queue, which is a warning, and nothing
+        runs eagerly.
         """
-        speculative = self.method != "none" and phase != "decode"  # decode is the server without speculation
-        given = self.options.get("max_running_requests")
-        running = given or (self.engine.running_cap_speculative if speculative else None)
-        if running is not None and self.batch.max() > running:
+        running = self.running_cap(phase)
+        if running is not None and (self.batch.max() > running if beyond is None else beyond):
             running = NO_CAP
         return self.engine.captured_batches(
             self.options.get("cuda_graph_max_bs"),
-            speculative,
+            self.method != "none" and phase != "decode",
             self.profile.gpu.memory_gb,
             self.parallel.tp,
             rows=rows if phase in ("verify", "extend") else 1,

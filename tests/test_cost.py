@@ -127,6 +127,17 @@ def test_launches_take_longer_beside_the_code_of_experts() -> None:
         assert evaluate(graphs, slow).verify.total == evaluate(graphs, machine).verify.total
 
 
+def test_a_batch_costs_the_same_beside_larger_ones() -> None:
+    """SGLang speculates with at most 48 requests unless told otherwise. A batch above that asks for more, and changes nothing of
+    what a smaller one beside it is padded to."""
+    batches = [8, 31, 40, 64, 400]
+    options = {"captured_sizes": (16, 64)}
+    together = evaluate(scenario(dense(4), batch=batches, options=options), build_machine(profile(), QUIET)).cycle_s
+    for batch, cycle_s in zip(batches, together, strict=True):
+        alone = evaluate(scenario(dense(4), batch=batch, options=options), build_machine(profile(), QUIET)).cycle_s
+        assert float(alone) == float(cycle_s), batch
+
+
 def test_each_sequence_costs_the_host_which_shows_where_the_gpu_is_faster() -> None:
     """Host work of 20 ms and 100 us for each of 64 sequences is 26.4 ms, longer than the graph, which it contains: a step of
     26.4 ms. Over 8 data parallel ranks each host has 8 of them: 20.8. 1 ns is hidden."""
