@@ -128,6 +128,11 @@ def options_of(values: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ..
         notes = launch.notes
         if "model" not in options:
             notes = (*notes, "the launch line names no model: the default one is priced")
+        if options["method"] == "none" and "method" not in asked and "draft_tokens" in asked:
+            notes = (
+                *notes,
+                "the launch line drafts nothing, nor does the server that is priced: give --method as well",
+            )
         if launch.unknown:
             notes = (*notes, f"flags not known, left out: {', '.join(launch.unknown)}")
     return options, notes

@@ -50,6 +50,14 @@ def test_the_field_case_by_the_bare_command(capsys: pytest.CaptureFixture[str]) 
     assert p["accept_length"] == pytest.approx(1 + 0.6 + 0.36)
 
 
+def test_a_launch_line_that_drafts_nothing_is_named_where_draft_tokens_are_asked_for() -> None:
+    """The line is the whole server's: it has no speculation, and one GPU, whatever the default case has."""
+    line = {"model": "Llama-3.1-8B", "hardware": "1x-h200", "sglang_args": "--disable-cuda-graph"}
+    note = "the launch line drafts nothing"
+    assert any(note in w for w in specsim.predict(**line, draft_tokens=4).scenario.warnings)
+    assert not any(note in w for w in specsim.predict(**line, draft_tokens=4, method="eagle3").scenario.warnings)
+
+
 def test_the_field_case_is_the_default() -> None:
     s = build()
     assert (s.model.name, s.draft and s.draft.name, s.profile.name) == (
