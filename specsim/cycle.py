@@ -188,11 +188,14 @@ def _padded(s: Scenario, share: Array, phase: str) -> tuple[Array, NDArray[np.bo
     captured, *others = set(sizes.values())
     if not others:
         return s.engine.padded_batch(share, captured).astype(np.float64), np.asarray(share > max(captured, default=0))
-    shape = np.broadcast_shapes(share.shape, s.draft_tokens.shape)
+    lengths = (
+        s.draft_tokens if any(len({c for (_, at), c in sizes.items() if at == side}) > 1 for side in sides) else None
+    )
+    shape = share.shape if lengths is None else np.broadcast_shapes(share.shape, lengths.shape)
     padded, above = np.empty(shape), np.empty(shape, dtype=bool)
-    batch, tokens, beyond = (np.broadcast_to(some, shape) for some in (share, s.draft_tokens, over))
+    batch, beyond = (np.broadcast_to(some, shape) for some in (share, over))
     for (r, side), captured in sizes.items():
-        here = (tokens == r) & (beyond == side)
+        here = beyond == side if lengths is None else (beyond == side) & (np.broadcast_to(lengths, shape) == r)
         padded[here] = s.engine.padded_batch(batch[here], captured)
         above[here] = batch[here] > max(captured, default=0)
     return padded, above

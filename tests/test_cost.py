@@ -138,6 +138,13 @@ def test_a_batch_costs_the_same_beside_larger_ones() -> None:
         assert float(alone) == float(cycle_s), batch
 
 
+def test_plain_decoding_knows_no_draft_length_in_a_sweep_beyond_the_cap() -> None:
+    """7 batches, some above the 48 requests that the server was told to run, by 3 draft lengths: decode has a time a batch."""
+    batches = np.array([1.0, 2, 4, 8, 16, 32, 64])[:, None]
+    s = scenario(dense(4), batch=batches, context=1000, d=np.array([3, 4, 5]), options={"max_running_requests": 48})
+    assert evaluate(s, build_machine(profile(), QUIET)).decode_s.shape == (7, 1)
+
+
 def test_each_sequence_costs_the_host_which_shows_where_the_gpu_is_faster() -> None:
     """Host work of 20 ms and 100 us for each of 64 sequences is 26.4 ms, longer than the graph, which it contains: a step of
     26.4 ms. Over 8 data parallel ranks each host has 8 of them: 20.8. 1 ns is hidden."""
