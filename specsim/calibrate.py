@@ -408,9 +408,8 @@ def _gpu(
     if published:
         copies = copies or [published[0].gpu.bandwidth_gb_s * 1e9]
         products = products or [published[0].gpu.bf16_tflops * 1e12]
-    multiplied = [
-        r for r in done if r["operator"] == "gemm_bf16"
-    ]  # their weights come from memory, rotated beyond the L2
+    # Their weights come from memory, rotated beyond the L2.
+    multiplied = [r for r in done if r["operator"] == "gemm_bf16"]
     copies = copies or [max((r["bytes"] / r["spread"]["median"] for r in multiplied), default=0.0) or 1e12]
     products = products or [max((r["flops"] / r["spread"]["median"] for r in multiplied), default=0.0) or 2e14]
     bandwidth, peak = min(copies), min(products)

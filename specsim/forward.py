@@ -446,9 +446,8 @@ def cost(
         gaps = kernels * lift(terms["eager_gap"], n)
         launches = kernels * lift(machine.launch_s(experts), n) + calling
         waits = np.maximum(launches - gpu - gaps - ahead, 0.0)
-        origin = _weakest(
-            machine.launch_source, machine.terms_source
-        )  # a bare launch, times what the engine makes of it
+        # A bare launch, times what the engine makes of it.
+        origin = _weakest(machine.launch_source, machine.terms_source)
         add("launch", gaps + waits, float(np.max(kernels, initial=0.0)), ZERO, origin)
     if not prefill:  # what grows with rows was seen at up to 256; thousands of prompt rows do not pay it
         add("small_kernels", lift(terms["row_layer"], n) * load.rows * p.layers, 0, ZERO, machine.terms_source)

@@ -24,6 +24,13 @@ ELSEWHERE = ("--plot", "--jobs", "--cluster")  # options that change nothing in 
 REDRAWN_S, SAID_S = 0.1, 5.0  # how often progress is shown on a terminal, and elsewhere
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on standard output.")
+prefix_option = click.option(
+    "--prefix-rate",
+    type=float,
+    default=0.0,
+    metavar="F",
+    help="Share of each prompt in the prefix cache, 0 to 1; default 0.",
+)
 
 
 class Percent(click.ParamType):  # type: ignore[type-arg, unused-ignore]

@@ -8,7 +8,17 @@ from typing import Any
 
 import click
 
-from specsim.commands.common import Meter, OutFile, draw, json_option, note, plot_option, print_result, show
+from specsim.commands.common import (
+    Meter,
+    OutFile,
+    draw,
+    json_option,
+    note,
+    plot_option,
+    prefix_option,
+    print_result,
+    show,
+)
 from specsim.commands.scenario import COUNT, FILE, TOKENS, Known, says, scenario_options
 
 LISTS = ("hardware", "tp", "ep", "draft_tokens")
@@ -42,13 +52,7 @@ def lists_of_some(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--trace", type=FILE, metavar="FILE", help="Take lengths, and the rate of the busiest minute, from a trace."
 )
-@click.option(
-    "--prefix-rate",
-    type=float,
-    default=0.0,
-    metavar="F",
-    help="Share of each prompt in the prefix cache, 0 to 1; default 0.",
-)
+@prefix_option
 @click.option("--ttft-ms", type=float, metavar="MS", help="Target: mean time to first token.")
 @click.option("--tpot-ms", type=float, metavar="MS", help="Target: mean time per output token.")
 @click.option(

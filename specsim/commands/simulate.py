@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specsim.commands.common import Meter, OutFile, draw, json_option, note, plot_option, print_result, show
+from specsim.commands.common import (
+    Meter,
+    OutFile,
+    draw,
+    json_option,
+    note,
+    plot_option,
+    prefix_option,
+    print_result,
+    show,
+)
 from specsim.commands.scenario import COUNT, FILE, TOKENS, Rates, Several, says, scenario_options
 
 if TYPE_CHECKING:
@@ -54,13 +64,7 @@ REQUESTS, INPUT, OUTPUT = 1000, 1024, 256  # as specsim.simulated has them
 @click.option(
     "--range-ratio", type=float, metavar="F", help="Draw lengths from F x tokens to tokens; default 1, all alike."
 )
-@click.option(
-    "--prefix-rate",
-    type=float,
-    default=0.0,
-    metavar="F",
-    help="Share of each prompt in the prefix cache, 0 to 1; default 0.",
-)
+@prefix_option
 @click.option(
     "--overhead-ms",
     type=float,
