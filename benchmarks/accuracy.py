@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from specsim import engine_fit
+from specsim import apart, engine_fit
 from specsim.configs import load_config, model_from_config
 from specsim.engines import load_engine
 from specsim.errors import InputError
@@ -40,7 +40,6 @@ FIRST = ("kimi-rank8-base", "kimi-rank8-e3-s2", "llama8b-base", "llama8b-e3-s3")
 # (median, worst) that the project asks for; eager runs have a worst only
 GOALS = {"decode": (0.03, 0.08), "verify": (0.03, 0.08), "cycle": (0.04, 0.10), "break_even": (0.04, 0.04)}
 EAGER_GOAL = 0.10
-UNFITTED = "*-tp2-*-eager"  # twice what one GPU takes, why is not known: in no fit
 
 # Why a pair misses, where known: (record or case, phase, reason); the first that matches is shown.
 REASONS = (
@@ -48,7 +47,7 @@ REASONS = (
     ("gpt-oss-*", "cycle", "the host, which had another server beside it"),
     ("gpt-oss-*", "break_even", "the host, which had another server beside it"),
     ("gpt-oss-*", "*", "published tables of its kernels; all rows choose the same experts"),
-    (UNFITTED, "*", "host-bound: twice what one GPU takes, why is not known"),
+    ("*-tp2-*-eager", "*", "host-bound: twice what one GPU takes, why is not known"),
     ("*-eager*", "*", "host-bound: one server's own times differ by half as the minutes pass"),
     ("llama8b-e3-s5", "cycle", "the host, which had another server beside it, at this point alone"),
     ("qwen3-8b-e3-s3", "cycle", "the host, which had another server beside it, at this point alone"),
@@ -93,9 +92,6 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
          "config_groups": {"group_0": {"targets": ["Linear"], "weights": {"type": "float", "num_bits": 4, "group_size": 16, "dynamic": False}}}},
     ),
 }  # fmt: skip
-
-# Runs whose experts go through kernels that calibration never measured: untuned blocks, and MXFP4 with collapsed routing.
-APART = ("dsv2lite", "gpt-oss")
 
 
 @dataclass(frozen=True)
@@ -200,11 +196,12 @@ def judged(pairs: Iterable[Pair]) -> list[Pair]:
 
 def kind_of(records: Sequence[Record]) -> Callable[[Pair], str]:
     kinds = {}
+    aside = apart.set_aside(engine_fit.cases_of(records, engine="sglang")[0])
     for r in records:
         flags = r.engine.flags if r.engine else []
         two = "2x" in (r.hardware or "")
         kinds[r.name] = "eager" if "--disable-cuda-graph" in flags else "graphs, two GPUs" if two else "graphs, one GPU"
-        if kinds[r.name] == "graphs, one GPU" and r.name.startswith(APART):
+        if kinds[r.name] == "graphs, one GPU" and r.name in aside:
             kinds[r.name] = "graphs, kernels never calibrated"
         if r.engine and r.engine.name == "vllm":
             kinds[r.name] = "vLLM, one GPU"
@@ -256,14 +253,15 @@ def calibrated(records: Sequence[Record]) -> Block:
 
 
 def leave_one_out(records: Sequence[Record]) -> tuple[list[Pair], Block]:
-    """Each model's runs with engine terms fitted on the other models' runs, of those whose kernels were calibrated."""
-    cases, _ = engine_fit.cases_of(records, engine="sglang")
-    cases, apart = engine_fit.split(cases, [*(f"{name}*" for name in APART), UNFITTED])
+    """Each model's runs with engine terms fitted on the other models' runs, of those that a fit does not set aside."""
+    everything, _ = engine_fit.cases_of(records, engine="sglang")
+    aside = apart.set_aside(everything)
+    cases, out = ([c for c in everything if (c.record in aside) == is_out] for is_out in (False, True))
     full = engine_fit.fit(cases)
     bare = _bare(records)
     pairs: list[Pair] = []
     rows = []
-    for held in [*engine_fit.leave_one_out(cases), engine_fit.held_out("none", full, apart)]:
+    for held in [*engine_fit.leave_one_out(cases), engine_fit.held_out("none", full, out)]:
         profiles = {n: engine_fit.with_terms(profile, held.fit, "2026") for n, profile in bare.items()}
         predictor = partial(_with_own, profiles)
         pairs += judged(compare([r for r in records if r.name in held.records], None, predictor)[0])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from specsim.engine_fit import Fit, HeldOut, Term
@@ -24,7 +24,20 @@ def page(found: Fitted | Fit) -> Page:
         yield Line(f"{name.removesuffix('_us')} stays at its prior: {why}")
     if fitted.left:
         yield Line()
+    if isinstance(found, Fitted) and (found.set_aside or found.apart):
+        yield from _apart(found)
+        yield Line()
     yield _errors(fitted, held)
+
+
+def _apart(found: Fitted) -> Iterator[Line]:
+    """Records that were set aside, those of one reason together; and those that stand apart."""
+    for why in dict.fromkeys(found.set_aside.values()):
+        yield Line(f"set aside {', '.join(r for r, w in found.set_aside.items() if w == why)}: {why}")
+    for record, error in found.apart.items():
+        yield Line(
+            f"{record} stands apart, {error:+.0%} in the median with the fitted terms: look at its server, or --hold-out"
+        )
 
 
 def _terms(fitted: Fit) -> Grid:

@@ -244,7 +244,7 @@ def layer_operators(
         yield from _extras(engine, "dense", model.hidden)
     if layer.experts is not None:
         e = layer.experts
-        rate = f"moe_{e.format.name}" + (f"_{in_blocks.experts}" if in_blocks.experts and e.format.in_blocks else "")
+        rate = experts_class(e, in_blocks)
         if e.router is not None:
             yield _projection(e.router, 1, walked=_walked(e.router, layer, engine))
         beside = graph and engine.shared_experts_overlap  # on a second stream, beside the routed experts
@@ -280,6 +280,11 @@ def _of_group(o: Operator, dp: int) -> Operator:
 
     inner = {f.of_group(dp): c for f, c in o.inner.items()}
     return replace(o, bytes=share(o.bytes), flops=share(o.flops), inner=inner, when=o.when.of_group(dp))
+
+
+def experts_class(e: Experts, in_blocks: InBlocks = USUAL) -> str:
+    """The operator class of the routed experts' kernel."""
+    return f"moe_{e.format.name}" + (f"_{in_blocks.experts}" if in_blocks.experts and e.format.in_blocks else "")
 
 
 def routed_experts(e: Experts, parallel: Parallel, kernels: float, rate: str) -> Operator:

@@ -37,7 +37,7 @@ def sources_of(s: Scenario, *, prefills: bool = False) -> list[Source]:
         read |= {"prefill_host", *_preferred(s)}
     box = s.profile
     found = [_group(f"{box.name}: {box.gpu.name}", box.gpu)]
-    for name in dict.fromkeys(priced_as(name, box.operators) for name in _classes(s)):
+    for name in dict.fromkeys(priced_as(name, box.operators) for name in classes_of(s)):
         if name in box.operators:
             found.append(_group(f"{box.name}: {name}", box.operators[name]))
         else:
@@ -106,7 +106,7 @@ def _presets() -> dict[str, Preset]:
     return {preset.name: preset for preset in list_presets()}
 
 
-def _classes(s: Scenario) -> list[str]:
+def classes_of(s: Scenario) -> list[str]:
     """Operator classes of the scenario's passes, sorted."""
     passes = [build(s.model, s.parallel, s.engine, True, in_blocks=s.in_blocks)]
     if s.draft is not None:

@@ -17,6 +17,12 @@ PATH = click.Path(path_type=Path)
     "--hardware", metavar="NAME|FILE", help="Profile to predict with and to write into; default each record's own."
 )
 @click.option("--hold-out", multiple=True, metavar="NAME", help="Leave out these records; may hold * and be repeated.")
+@click.option(
+    "--include",
+    multiple=True,
+    metavar="NAME",
+    help="Fit these, of the records that are set aside; may hold * and be repeated.",
+)
 @click.option("--leave-one-out", is_flag=True, help="Also predict each model's runs from a fit to the other models'.")
 @click.option("--terms", metavar="A,B,...", help="Fit these terms; default all that the records identify.")
 @click.option(
@@ -30,6 +36,7 @@ def command(
     records: Path,
     hardware: str | None,
     hold_out: tuple[str, ...],
+    include: tuple[str, ...],
     leave_one_out: bool,
     terms: str | None,
     engine: str | None,
@@ -40,6 +47,7 @@ def command(
 
     Only the engine's few terms move (docs: Fit), from the values and spreads of its description. Terms that the
     records do not identify stay, and the run that would identify each is named.
+    Records that say nothing about the terms are set aside, each with its reason.
 
     \b
     Examples:
@@ -53,7 +61,7 @@ def command(
     names = None if terms is None else [name.strip() for name in terms.split(",") if name.strip()]
     with Meter("fit"):
         found = fit(
-            records, hardware=hardware, hold_out=hold_out, leave_one_out=leave_one_out, terms=names, engine=engine,
+            records, hardware=hardware, hold_out=hold_out, include=include, leave_one_out=leave_one_out, terms=names, engine=engine,
             output=output,
         )  # fmt: skip
     for line in found.left_out:
