@@ -2,14 +2,14 @@
 
 What: seconds that a call adds to a chain of small products: the graph of [product, call] pairs less the graph of the
 products alone, replayed in turn so that clocks drift alike in both. Against: the same calls back to back (`alone`). Units:
-seconds. After a product a kernel starts cold: its code, its weights and what it last wrote have left the caches, and
+seconds. `before` may be another pause than products. After a product a kernel starts cold: its code, its weights and what it last wrote have left the caches, and
 nothing of its start was prepared by its own last launch. An RMSNorm takes twice as long as in a chain of norms.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain, cycle, islice
 from typing import Any
@@ -19,6 +19,8 @@ from specsim.calibration.timing import BATCH, CHAIN_S, LEAST, MOST_NODES, Chain,
 
 # of one product's weights, on a GPU and on CPU: a few microseconds
 PRODUCT_BYTES = {True: 4 * 2**20, False: 64 * 2**10}
+STREAM_BYTES = 2**24  # that a trial reads, and writes, to see how fast memory is
+FEW_HUNDRED = 200  # small kernels of a trial
 FEW = 4  # calls of a chain on CPU tensors
 WIDER = 2.0  # a difference of two medians may be as many times as wide as a median
 
@@ -40,13 +42,50 @@ def products(context: Context, rows: int, outputs: int, out: Any = None) -> list
     return [partial(torch.mm, x, w.t(), out=y) for w in weights]
 
 
-def in_place(context: Context, calls: Sequence[Call], before: Sequence[Call]) -> Measurement:
+def pauses(context: Context, seconds: float) -> list[Call]:
+    """What an engine runs between products, each for about so many seconds: an elementwise kernel that reads and writes memory,
+    going round beyond twice the L2, and then small kernels."""
+    import torch
+
+    def streams(half: int) -> list[Call]:
+        chunks = context.copies(2 * half)
+        source, target = (torch.ones(chunks, half // 2, device=context.device, dtype=torch.bfloat16) for _ in range(2))
+        return [partial(torch.neg, a, out=b) for a, b in zip(source, target, strict=True)]
+
+    small = partial(torch.neg, torch.ones(64, device=context.device), out=torch.empty(64, device=context.device))
+    if "pause_rates" not in context.cache:
+        trial, least = streams(STREAM_BYTES), [small] * FEW_HUNDRED
+        whole, each = (Chain(context, calls, None, None).once() for calls in (trial, least))
+        context.cache["pause_rates"] = 2 * STREAM_BYTES * len(trial) / whole, each / FEW_HUNDRED
+    bytes_s, small_s = context.cache["pause_rates"]
+    after = [small] * round(seconds / small_s)
+
+    def pause(stream: Call) -> None:
+        for call in (stream, *after):
+            call()
+
+    return [partial(pause, stream) for stream in streams(max(int(seconds * bytes_s / 2), STREAM_BYTES // 16))]
+
+
+def in_place(
+    context: Context,
+    calls: Sequence[Call],
+    before: Sequence[Call] | Callable[[float], Sequence[Call]],
+    *,
+    warm_s: float = 0.0,
+) -> Measurement:
     """Seconds of one of `calls` after one of the products `before`; both lists are gone round. `alone` in the extras are the
     same calls back to back. A sample below zero, which noise can make of a call that costs next to nothing, counts as zero.
+
+    before: or what makes them of the seconds that a call takes alone. warm_s: seconds that the pairs run before they are timed.
     """
     if not context.gpu:  # nothing is cold there
-        calls, before = calls[:FEW], before[:FEW]
+        calls = calls[:FEW]
     alone = in_graph(context, calls)
+    if callable(before):
+        before = before(spread(alone.seconds)["median"])
+    if not context.gpu:
+        before = before[:FEW]
     several = max(len(calls), len(before))
     first, second = (list(islice(cycle(some), several)) for some in (before, calls))
     pairs = list(chain.from_iterable(zip(first, second, strict=True)))
@@ -54,6 +93,8 @@ def in_place(context: Context, calls: Sequence[Call], before: Sequence[Call]) ->
     repeats = int(max(1.0, min(2 * CHAIN_S / max(least, 1e-7), MOST_NODES / len(pairs))))
     both, base = (Chain(context, some * repeats, None, None) for some in (pairs, first))
     n = several * repeats
+    if warm_s and context.gpu:
+        both.warm(warm_s)
     samples, nothing, narrow = _difference(context, both, base)
     extras = {
         **alone.extras,

@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from specsim.calibration import deepgemm, marlin
+from specsim.calibration import deepgemm, marlin, mxfp4
 from specsim.calibration.between import in_place, products
 from specsim.calibration.context import Case, Context, Measurement
 
 NAME = "moe"
-WHAT = "fused routed experts at 1 to 128 rows, uniform and skewed routing"
+WHAT = "fused routed experts at 1 to 2,048 rows, uniform and skewed routing"
 AGAINST = "bytes of the distinct experts touched and of the rows; flops"
 UNITS = "seconds a call"
 RANKS = "one"
@@ -34,15 +34,24 @@ SHAPES = (
     {"hidden": 7168, "intermediate": 256, "experts": 384, "top_k": 8},
     {"hidden": 2048, "intermediate": 768, "experts": 128, "top_k": 8},
 )
+# what has MXFP4 weights is gpt-oss, 20b whole and 120b cut in four
+MXFP4_SHAPES = (
+    {"hidden": 2880, "intermediate": 2880, "experts": 32, "top_k": 4},
+    {"hidden": 2880, "intermediate": 768, "experts": 128, "top_k": 4},
+)
 CPU_SHAPES = ({"hidden": 64, "intermediate": 32, "experts": 16, "top_k": 2},)
-BYTES = {"bf16": 2.0, "fp8": 1.0, "fp8_deepgemm": 1.0, "int4": 0.5 + 2.0 / 32}
+BYTES = {"bf16": 2.0, "fp8": 1.0, "fp8_deepgemm": 1.0, "int4": 0.5 + 2.0 / 32, "mxfp4": 0.5 + 1.0 / mxfp4.GROUP}
 CLASSES = tuple(f"moe_{kind}" for kind in BYTES)
-LIMITS = {"bf16": 0.02, "fp8": 0.25, "int4": 0.05}  # relative error: fp8 rounds activations, Marlin adds slices in bf16
+# relative error: fp8 rounds activations, Marlin adds slices in bf16
+LIMITS = {"bf16": 0.02, "fp8": 0.25, "int4": 0.05, "mxfp4": 0.02}
 CALLS = 24  # draws in one chain
+ROWS = (1, 2, 3, 4, 8, 16, 32, 48, 64, 128)
+QUICK_ROWS = (1, 4, 16, 48, 128)
+PEAK_ROWS = (512, 2048)  # a prefill's, which show what experts compute
 
 
 def cases(context: Context) -> list[Case]:
-    shapes = context.chosen("experts", NAME, SHAPES if context.gpu else CPU_SHAPES)
+    typical = SHAPES if context.gpu else CPU_SHAPES
     kinds = ["bf16"]
     if context.gpu:
         import torch
@@ -53,10 +62,13 @@ def cases(context: Context) -> list[Case]:
             kinds.append("fp8_deepgemm")
         if _sglang_here():
             kinds.append("int4")
-    rows = (1, 4, 16, 48, 128) if context.quick else (1, 2, 3, 4, 8, 16, 32, 48, 64, 128)
+            if mxfp4.here():
+                kinds.append("mxfp4")
+    few = QUICK_ROWS if context.quick else ROWS
     found = []
     for kind in kinds:
-        for shape in shapes:
+        for shape in context.chosen("experts", NAME, MXFP4_SHAPES if kind == "mxfp4" else typical):
+            rows = few if kind == "fp8_deepgemm" else (*few, *PEAK_ROWS)  # masked products are of few rows
             draws = [(r, "uniform") for r in (rows if context.gpu else (1, 4, 16))]
             draws += [(r, "zipf") for r in ((16,) if context.quick else (4, 16, 64))]
             found += [_case(kind, shape, r, routing) for r, routing in draws]
@@ -217,6 +229,10 @@ def _choose(context: Context, kind: str, p: dict[str, Any]) -> Made:
     if kind == "int4":
         path, real = _marlin(context, p)
         return Made(path, "sglang marlin", real)
+    if kind == "mxfp4":
+        w1 = mxfp4.random(p["experts"], 2 * p["intermediate"], p["hidden"], context.device, in_turn=True)
+        w2 = mxfp4.random(p["experts"], p["hidden"], p["intermediate"], context.device)
+        return Made(mxfp4.path(w1, w2), "sglang triton_kernels", (w1, w2))
     import torch
 
     hidden, inner = p["hidden"], p["intermediate"]
