@@ -24,7 +24,8 @@ LAUNCH_LINES = {"sglang_args": "sglang", "vllm_args": "vllm"}
 SETTINGS = {
     "attention_backend", "captured_sizes", "chunked_prefill_size", "cuda_graph_max_bs", "disable_cuda_graph",
     "disable_custom_all_reduce", "disable_overlap", "draft_attention_backend", "env", "flashinfer_allreduce_fusion",
-    "fp8_gemm_backend", "kv_cache_dtype", "max_num_batched_tokens", "max_running_requests", "moe_a2a_backend", "moe_runner_backend", "nodes", "p2p", "quantization",
+    "fp8_gemm_backend", "kv_cache_dtype", "max_num_batched_tokens", "max_running_requests", "moe_a2a_backend", "moe_runner_backend", "nodes", "p2p",
+    "prefill_graph_sizes", "prefill_graph_tokens", "prefill_graphs", "quantization",
     "version",
 }  # fmt: skip
 _BUILT = {p.name for p in signature(build).parameters.values() if p.kind is p.KEYWORD_ONLY} - {"asked"}

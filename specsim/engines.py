@@ -148,6 +148,42 @@ class Engine:
         tier = next(t for t in tiers if mib < t.get("below_mib", np.inf))
         return int(tier["small_tp" if tp < 4 else "large_tp"])
 
+    def prefill_graphs(self, options: Mapping[str, Any], *, latent: bool, chunk: int) -> tuple[int, ...]:
+        """Numbers of prompt tokens that prefills have a graph for, ascending; none where they run eagerly.
+
+        options: `prefill_graphs` (True: asked for whatever the default; False: off), `prefill_graph_tokens` (the largest),
+        `prefill_graph_sizes` (a list instead), `disable_cuda_graph`, `moe_a2a_backend`, `dp_attention`. latent: whether the
+        model has latent attention. chunk: tokens of a prefill step at most.
+        """
+        graphs = self.policy["graphs"]
+        if "prefill" not in graphs:
+            return ()
+        asked = options.get("prefill_graphs")
+        if asked is None:
+            grouped = bool(options.get("dp_attention")) or str(options.get("moe_a2a_backend") or "none") != "none"
+            asked = not (options.get("disable_cuda_graph") or grouped or (latent and not graphs["prefill"]["latent"]))
+        if not asked:
+            return ()
+        if sizes := options.get("prefill_graph_sizes"):
+            return tuple(sorted(sizes))
+        most = options.get("prefill_graph_tokens") or (graphs["prefill_latent_tokens"] if latent else chunk)
+        return tuple(sorted(_expand(graphs["prefill_tokens"], int(most))))
+
+    def padded_prefill(
+        self, tokens: NDArray[np.float64], captured: Sequence[int], *, on_average: bool = False
+    ) -> NDArray[np.float64]:
+        """Rows that the graph of a prefill of so many tokens runs; 0 where it has none and runs eagerly. on_average: of any
+        number of tokens between the captured ones on either side, half of what lies between them is added."""
+        if not len(captured):
+            return np.zeros_like(tokens)
+        rows = self.padded_batch(np.ceil(tokens), captured).astype(float)
+        fits = (tokens <= max(captured)) & (rows <= self.policy["graphs"]["prefill_padding"] * tokens)
+        if on_average:
+            sizes = np.concatenate([[0], _ascending(tuple(captured))])
+            gap = rows - sizes[np.maximum(np.searchsorted(sizes, rows) - 1, 0)]
+            rows = np.minimum(tokens + (gap - 1) / 2, max(captured))
+        return np.where(fits, rows, 0.0)
+
     def _captured_tokens(
         self, max_tokens: int | None, mib: float, rows: int, explicit: Sequence[int] | None, max_seqs: int | None
     ) -> tuple[int, ...]:

@@ -60,9 +60,10 @@ class Pass:
     operators: tuple[Operator, ...]
     layers: int
 
-    def kernels(self, load: Load) -> Array:
-        """CUDA kernels of the pass."""
-        return np.asarray(sum((o.kernels * o.when.of(load) for o in self.operators), ZERO))
+    def kernels(self, load: Load, component: str | None = None) -> Array:
+        """CUDA kernels of the pass, or of one component of it."""
+        chosen = (o for o in self.operators if component in (None, o.component))
+        return np.asarray(sum((o.kernels * o.when.of(load) for o in chosen), ZERO))
 
     @cached_property
     def features(self) -> tuple[Feature, ...]:
@@ -400,6 +401,7 @@ def cost(
     graph: bool,
     verify: bool = False,
     prefill: bool = False,
+    cut: bool = False,
     experts: bool = False,
     ahead: Array | float = 0.0,
 ) -> Cost:
@@ -407,7 +409,8 @@ def cost(
 
     In a graph: the operators, the engine's corrections a kernel, row and layer, and one graph launch. Eager: max(GPU
     time with the gaps between its kernels, kernels x the engine's cost of a launch + calls of all-reduces); `ahead` seconds of launching are hidden
-    behind work that the GPU already has. experts: the server's target has some (see `Machine.launch_s`).
+    behind work that the GPU already has. cut: only attention is launched so, between graphs of all else, one more than there are
+    layers. experts: the server's target has some (see `Machine.launch_s`).
     """
     # What each feature is worth; a number costs a tenth of an array without axes.
     worths = [np.asarray(feature.of(load), dtype=np.float64)[()] for feature in p.features]
@@ -447,7 +450,12 @@ def cost(
     if graph:
         add("launch", lift(machine.launch["graph_s"], n), 1, ZERO, machine.launch_source)
     else:
-        kernels, gpu = p.kernels(load), sum(seconds.values(), ZERO)
+        gpu = sum(seconds.values(), ZERO)
+        if cut:  # all-reduces are in the graphs
+            kernels = p.kernels(load, "attention")
+            calling = (p.layers + 1) * lift(machine.launch["graph_s"], n)
+        else:
+            kernels = p.kernels(load)
         gaps = kernels * lift(terms["eager_gap"], n)
         launches = kernels * lift(machine.launch_s(experts), n) + calling
         waits = np.maximum(launches - gpu - gaps - ahead, 0.0)

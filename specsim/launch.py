@@ -470,6 +470,7 @@ def _sglang(read: _Reader) -> dict[str, Any]:
     if read.on("--enable-symm-mem") or read.on("--enable-torch-symm-mem"):
         options["symmetric_memory"] = True
     options.update(_sglang_graphs(read))
+    options.update(_sglang_prefill_graphs(read))
     if read.on("--enable-dp-attention"):
         if tp % dp:
             raise InputError(f"{dp} does not divide --tp-size {tp}", where="--dp-size", mend="give a divisor")
@@ -511,6 +512,26 @@ def _sglang_graphs(read: _Reader) -> dict[str, Any]:
     if disabled:
         read.note("CUDA graphs are off: decode, draft, verify and draft extend are all launched kernel by kernel")
     return _present({"cuda_graph_max_bs": largest, "captured_sizes": sizes, "disable_cuda_graph": disabled or None})
+
+
+def _sglang_prefill_graphs(read: _Reader) -> dict[str, Any]:
+    """Captured numbers of prompt tokens, by the same order of precedence; flags of two generations."""
+    prefill = read.json("--cuda-graph-config").get("prefill")
+    prefill = prefill if isinstance(prefill, dict) else {}
+    backend = prefill.get("backend") or read.text("--cuda-graph-backend-prefill")
+    flags = ("--disable-cuda-graph", "--disable-prefill-cuda-graph", "--disable-piecewise-cuda-graph")
+    off = [read.on(flag) for flag in flags]
+    forced = read.on("--enforce-piecewise-cuda-graph")
+    sizes = prefill.get("bs") or read.wholes("--cuda-graph-bs-prefill") or read.wholes("--piecewise-cuda-graph-tokens")
+    if sizes is not None:
+        if not isinstance(sizes, list) or not sizes:
+            raise InputError("prefill.bs is not a list", where="--cuda-graph-config", mend="give whole numbers")
+        sizes = sorted({_whole(size, "--cuda-graph-config", 1) for size in sizes})
+    most = [read.whole(flag) for flag in ("--cuda-graph-max-bs-prefill", "--piecewise-cuda-graph-max-tokens")]
+    largest = _whole(prefill["max_bs"], "--cuda-graph-config", 1) if prefill.get("max_bs") is not None else None
+    on = backend != "disabled" if backend else True if forced else False if any(off) else None
+    largest = largest or next((size for size in most if size), None)
+    return _present({"prefill_graphs": on, "prefill_graph_tokens": largest, "prefill_graph_sizes": sizes})
 
 
 _SGLANG_METHODS = {

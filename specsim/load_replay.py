@@ -91,6 +91,9 @@ def limits(environment: Mapping[str, Any]) -> dict[str, Any]:
     decode = (environment.get("cuda_graph_config") or {}).get("decode") or {}
     if decode.get("bs") and decode.get("backend") != "disabled":
         found["captured_sizes"] = decode["bs"]
+    prefill = (environment.get("cuda_graph_config") or {}).get("prefill") or {}
+    if prefill.get("bs"):
+        found |= {"prefill_graphs": prefill.get("backend") != "disabled", "prefill_graph_sizes": prefill["bs"]}
     return found
 
 

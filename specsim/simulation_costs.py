@@ -282,25 +282,51 @@ def cache_limits(s: Scenario, running: int) -> tuple[int, int]:
 # --- tables ---------------------------------------------------------------------------------------------------------
 
 
-def prefill_seconds(s: Scenario, machine: Machine, tokens: Array, reach: Array) -> Array:
-    """Seconds of one eager prefill pass over `tokens` rows of one sequence, the drafter's pass and host time included.
+def prefill_seconds(s: Scenario, machine: Machine, tokens: Array, reach: Array, *, on_average: bool = False) -> Array:
+    """Seconds of one prefill pass over `tokens` rows of one sequence, the drafter's pass and host time included: from a graph
+    that is cut at each attention, padded to a captured number of tokens, or eager.
 
     reach: cached tokens that a row attends to on average, itself included: cached + (tokens + 1) / 2 for one sequence.
-    Only the last row goes through the head. Broadcasts.
+    Only the last row goes through the head. on_average: padded as numbers of tokens about as large are. Broadcasts.
     """
     tokens, reach = np.broadcast_arrays(np.asarray(tokens, dtype=float), np.asarray(reach, dtype=float))
-    load = Load(np.ones(()), tokens, reach - (tokens + 1) / 2, None, s.routing or machine.routing)
     machine = machine.sustained()
-    seconds: Array = lift(machine.terms["prefill_host"], load.ndim)
-    for model, fc in ((s.model, False), (s.draft, True)):
-        if model is not None:
-            p = build(model, s.parallel, s.engine, False, fc=fc, last_rows=True, in_blocks=s.in_blocks)
-            # Slower beside experts only without any graphs: engines cut prefills into graphs too, and those of dense models alone
-            # were seen.
-            slower = s.model.experts is not None and not s.graph_phases.get("decode", True)
-            one = cost(p, load, machine, s.engine, s.network, graph=False, prefill=True, experts=slower)
-            seconds = seconds + one.total
-    return np.asarray(seconds)
+    host: Array = lift(machine.terms["prefill_host"], tokens.ndim)
+    rows = s.engine.padded_prefill(tokens, prefill_graphs(s), on_average=on_average)
+    padded = rows > 0
+
+    def passes(rows: Array, cut: bool) -> Array:
+        load = Load(np.ones(()), tokens, reach - (tokens + 1) / 2, rows / tokens, s.routing or machine.routing)
+        return host + sum(
+            cost(
+                build(model, s.parallel, s.engine, False, fc=fc, last_rows=True, in_blocks=s.in_blocks),
+                load,
+                machine,
+                s.engine,
+                s.network,
+                graph=False,
+                prefill=True,
+                cut=cut,
+                experts=s.model.experts is not None,
+            ).total
+            for model, fc in ((s.model, False), (s.draft, True))
+            if model is not None
+        )
+
+    if not padded.any():
+        return np.asarray(passes(tokens, cut=False))
+    if padded.all():
+        return np.asarray(passes(rows, cut=True))
+    return np.where(padded, passes(np.where(padded, rows, tokens), cut=True), passes(tokens, cut=False))
+
+
+def prefill_graphs(s: Scenario) -> tuple[int, ...]:
+    """Numbers of prompt tokens that the scenario's prefills have a graph for; see `Engine.prefill_graphs`."""
+    latent = any(a.attention is not None and a.attention.kind == "mla" for a, _ in s.model.layers)
+    options = {**s.options, "dp_attention": s.parallel.dp > 1}
+    if not any(s.graph_phases.values()):
+        options["disable_cuda_graph"] = True
+    return s.engine.prefill_graphs(options, latent=latent, chunk=default_chunk(s))
 
 
 def step_seconds(s: Scenario, machine: Machine, batch: Array, context: Array) -> Array:
@@ -406,6 +432,7 @@ def _tables(asked: _Asked) -> Costs:
                 np.arange(min(most, 256) + 1),
                 np.geomspace(256, max(most, 256), 2 + int(100 * math.log(max(most, 256) / 256))).round(),
                 [most],
+                [x for size in prefill_graphs(s) for x in (size, size + 1)],  # more tokens run the next graph
             ]
         )
     )
@@ -419,7 +446,7 @@ def _tables(asked: _Asked) -> Costs:
     def by_reach(row: Ints, reach: Array) -> Array:
         return prefill_seconds(s, machine, np.maximum(tokens[row], 1.0), reach)
 
-    tokens, _ = refined(by_tokens, 4, tokens)
+    tokens, _ = refined(by_tokens, 4, tokens, whole=True)
     reach, prefill = refined(by_reach, len(tokens), reach)
 
     def ps(seconds: Array) -> Array:
@@ -451,19 +478,24 @@ def _nodes(widest: float, more: Iterable[float]) -> Array:
     return np.unique(np.concatenate([[0.0], powers.round(), [x for x in more if x > 0]]))
 
 
-def refined(f: Callable[[Ints, Array], Array], rows: int, nodes: Array) -> tuple[Array, Array]:
+def refined(f: Callable[[Ints, Array], Array], rows: int, nodes: Array, *, whole: bool = False) -> tuple[Array, Array]:
     """(nodes, f at them of shape (rows, nodes)), with nodes added until f is linear between them in each of the rows.
 
     f(row, x) broadcasts. A cell is halved for a row whose value in the middle is off the straight line by more than
     `CURVED` of it; at a single bend the line is off by at most twice what it is in the middle. A cell that one row needs is
-    filled from the straight line in the others.
+    filled from the straight line in the others. whole: nodes are whole numbers, and so are those added.
     """
     table = np.broadcast_to(f(np.arange(rows)[:, None], nodes), (rows, len(nodes)))
     halves = np.ones((rows, len(nodes) - 1), dtype=bool)  # cells to look into, by row
     for _ in range(HALVINGS):
+        halves &= np.diff(nodes) > whole
+        if not halves.any():
+            break
         cells = np.flatnonzero(halves.any(axis=0))
         middle = (nodes[cells] + nodes[cells + 1]) / 2
-        line = (table[:, cells] + table[:, cells + 1]) / 2
+        middle = np.floor(middle) if whole else middle
+        share = (middle - nodes[cells]) / (nodes[cells + 1] - nodes[cells])
+        line = table[:, cells] + share * (table[:, cells + 1] - table[:, cells])
         row, cell = np.nonzero(halves[:, cells])
         value = line.copy()
         value[row, cell] = f(row, middle[cell])

@@ -396,7 +396,7 @@ def server_of(
     together = np.arange(1.0, max(1, int(chunk / prompt)) + 1)
 
     def prefill(tokens: Array, reach: ArrayLike) -> Array:
-        return prefill_seconds(s, machine, tokens, np.asarray(reach))
+        return prefill_seconds(s, machine, tokens, np.asarray(reach), on_average=requests.input_cv2 > 0)
 
     # g prompts are so many tokens with such weights, in so many steps: what they take is the mean of that, not of the mean.
     sizes, weights = _sums(prompt, requests.input_cv2, together)
@@ -404,8 +404,14 @@ def server_of(
     share = (1 + requests.input_cv2) / (1 + requests.input_cv2 / together)[
         :, None
     ]  # of a row's own prompt: sum x^2 / (sum x)^2 x g
-    totals = steps * prefill(sizes / steps, cached + (sizes / together[:, None] * share + 1) / 2)
+    average = cached + (sizes / together[:, None] * share + 1) / 2  # tokens that a row attends to
+    totals = prefill(sizes - (steps - 1) * chunk, average)
+    if steps.max() > 1:
+        totals = totals + (steps - 1) * prefill(np.full_like(sizes, chunk), average)
     seconds = (weights * totals).sum(axis=1) / together
+    if len(together) > 1:  # more wait than fit: the last one is cut, and the step is full
+        of_a_row = (weights[-1] * sizes[-1] * average[-1]).sum() / (weights[-1] * sizes[-1]).sum()
+        seconds[-1] = float(prefill(np.asarray([float(chunk)]), of_a_row)[0]) * prompt / chunk
     chunks = float((weights * steps)[0].sum())
     a_step = prompt / chunks
     reach = cached + (prompt * (1 + requests.input_cv2) + 1) / 2  # of a row of any prompt: long ones have more

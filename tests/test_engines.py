@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -223,6 +224,46 @@ class TestGraphPhases:
         assert set(after) == set(PHASES)
         for phase in PHASES:
             assert after[phase] == (before[phase] and phase not in eager and not off)
+
+    @pytest.mark.parametrize(
+        ("options", "latent", "release", "largest"),
+        [
+            ({}, False, "0.5.16", 8192),
+            ({}, False, "0.5.11", 8192),
+            ({}, True, "0.5.14", 2048),
+            ({}, True, "0.5.16", 0),  # MLA's prefill takes another path in a cut graph
+            ({"prefill_graphs": True}, True, "0.5.16", 2048),
+            ({"prefill_graph_tokens": 256}, True, "0.5.16", 0),
+            ({"prefill_graph_tokens": 256}, False, "0.5.16", 256),
+            ({"prefill_graph_sizes": [64, 16]}, False, "0.5.16", 64),
+            ({"prefill_graphs": False}, False, "0.5.16", 0),
+            ({"disable_cuda_graph": True}, False, "0.5.16", 0),
+            ({"dp_attention": 4}, False, "0.5.16", 0),
+            ({"moe_a2a_backend": "deepep"}, False, "0.5.16", 0),
+            ({}, True, "0.5.23", 2048),
+        ],
+    )
+    def test_prefills_run_in_cut_graphs_of_up_to_a_chunk(
+        self, options: dict[str, Any], latent: bool, release: str, largest: int
+    ) -> None:
+        """`_apply_cuda_graph_compatibility` and `_handle_gpu_memory_settings` of the public source, server_args.py."""
+        sizes = load_engine("sglang", release).prefill_graphs(options, latent=latent, chunk=8192)
+        assert max(sizes, default=0) == largest
+        assert list(sizes) == sorted(sizes)
+
+    def test_a_prompt_is_padded_to_the_next_graph_but_not_to_twice_its_length(self) -> None:
+        """Captured: 4, 8 to 32, 48 to 256 by 16, to 512 by 32, to 1,024 by 64, to 4,096 by 256. One token would run four. On
+        average of the lengths between 1,024 and 1,280 half of 255 is added."""
+        engine = load_engine("sglang")
+        sizes = engine.prefill_graphs({}, latent=False, chunk=4096)
+        tokens = np.asarray([1.0, 2.0, 33.0, 1024.0, 1025.0, 4096.0, 4097.0])
+        assert engine.padded_prefill(tokens, sizes).tolist() == [0, 4, 48, 1024, 1280, 4096, 0]
+        found = engine.padded_prefill(tokens, sizes, on_average=True)
+        assert found[4] == 1025 + 127.5
+        assert found[5] == 4096
+        assert (found > 0).tolist() == [False, True, True, True, True, True, False]
+        assert engine.padded_prefill(tokens, ()).tolist() == [0] * 7
+        assert load_engine("vllm").prefill_graphs({}, latent=False, chunk=4096) == ()
 
     def test_ngram_drafts_on_the_host_and_verifies_in_a_graph(self) -> None:
         expected = {"decode": True, "draft": False, "verify": True, "extend": False}

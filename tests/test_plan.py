@@ -32,7 +32,7 @@ from specsim.quantities import short
 from specsim.scenarios import Scenario, build
 from specsim.simulated import simulate as specsim_simulate
 from specsim.simulation import simulate
-from specsim.simulation_costs import Costs
+from specsim.simulation_costs import Costs, prefill_seconds
 from specsim.simulation_costs import Server as SimulatedServer
 from specsim.simulation_costs import server_of as simulated_server
 from specsim.steady import Mixing, Requests, Server, _sums, server_of
@@ -292,8 +292,8 @@ def varied(count: int, rate: float) -> Iterator[Load]:
 @pytest.mark.parametrize(("d", "engine"), [(1, "sglang"), (4, "sglang"), (1, "vllm"), (4, "vllm")])
 def test_lengths_that_vary_cost_what_they_cost_on_average(d, engine):
     """Attention, chunks and the least time of a pass make a long prompt cost more than several short ones save. Taken as all alike
-    they are 7 to 11 % too fast at half of capacity, and that is 4 to 7 % too high."""
-    s = llama(d, engine)
+    they are 7 to 11 % too fast at half of capacity, and that is 4 to 7 % too high. Prefills are eager: see the next test."""
+    s = replace(llama(d, engine), options={"prefill_graphs": False})
     machine = machine_of(s)
     simulated = simulated_server(s, machine)
     server, alike = (server_of(s, machine, Requests(2000, 200, cv2, cv2)) for cv2 in (1.0, 0.0))
@@ -310,6 +310,26 @@ def test_lengths_that_vary_cost_what_they_cost_on_average(d, engine):
     assert wrong.ttft_s[0] < 0.93 * ttft
     left = np.sort(simulate(simulated, varied(20_000, 1.15 * limit)).metrics.rows[:, 4])[7000:18_000] / 1e12
     assert (len(left) - 1) / (left[-1] - left[0]) == pytest.approx(limit, rel=0.02)
+
+
+def test_prompts_are_padded_to_the_graphs_of_prefills():
+    """A prompt of 1,281 tokens runs the graph of 1,536, whose time is that of 1,536 tokens within what attention adds, and one of 1,280
+    its own; of lengths that vary the closed form takes what they are padded by on average: half of what lies between two graphs, 128
+    of 1,025 to 4,096 tokens. Capacity is then lower than of eager prefills."""
+    s = llama(1, "sglang")
+    machine = machine_of(s)
+
+    def seconds(tokens, **options):
+        return float(prefill_seconds(s, machine, np.asarray(float(tokens)), np.asarray(640.0), **options))
+
+    assert seconds(1281) == pytest.approx(seconds(1536), rel=0.01)
+    assert seconds(1281) > 1.15 * seconds(1280)
+    some = np.linspace(1025, 4096, 400).round()
+    exact = np.mean([seconds(n) for n in some])
+    assert np.mean([seconds(n, on_average=True) for n in some]) == pytest.approx(exact, rel=0.005)
+    eager = replace(s, options={"prefill_graphs": False})
+    padded, plain = (float(server_of(x, machine, Requests(2000, 200, 1.0, 1.0)).capacity()) for x in (s, eager))
+    assert 0.95 * plain < padded < plain
 
 
 def test_a_request_that_does_not_fit():

@@ -470,6 +470,9 @@ def test_the_simulator_is_told_the_servers_limits() -> None:
     told |= {"cuda_graph_config": {"decode": {"backend": "full", "bs": [1, 2, 4]}}}
     wanted = {"max_running_requests": 7, "kv_tokens": 9000, "chunked_prefill_size": 512}
     assert load_replay.limits(told) == wanted | {"captured_sizes": [1, 2, 4]}
+    for backend, on in (("breakable", True), ("disabled", False)):
+        told["cuda_graph_config"] = {"prefill": {"backend": backend, "bs": [4, 8]}}
+        assert load_replay.limits(told) == wanted | {"prefill_graphs": on, "prefill_graph_sizes": [4, 8]}
 
 
 def test_a_run_with_failures_is_left_out() -> None:
