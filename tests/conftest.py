@@ -12,6 +12,10 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+# Workers share the cores: a product of small matrices whose threads wait for each other takes a hundred times as long. Before
+# numpy is loaded, for processes that tests start too.
+assert "numpy" not in sys.modules
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parent))
 
 CHROMIUM = "/usr/bin/chromium"  # Debian's; elsewhere the one of `playwright install chromium`
