@@ -39,6 +39,7 @@ UNSTATED = 0.03  # relative error of an observation whose record gives no interv
 WIDTH = 2 * 1.2816  # standard deviations in an 80 % interval
 OUTLIER = 2.0  # standard deviations beyond which an observation counts less
 IDENTIFIED = 0.5  # least share of a term's information that must come from the records
+UNKNOWN = 1e-6  # share below which they say nothing at all
 # How far one model's runs lie from what terms common to all models say: the error of the profile's operator classes for
 # its shapes in graphs; eagerly, that a launch from one model's code costs 6 and from another's 11 bare ones.
 MODEL_SPREAD, EAGER_SPREAD = 0.03, 0.25
@@ -108,7 +109,7 @@ class Case:
     def times(self, terms: Mapping[str, Array]) -> dict[str, Array]:
         """Milliseconds of each phase that the scenario has; shapes broadcast to (samples, points). Terms are in the
         units of their names, each of shape () or (samples,)."""
-        machine = replace(self.machine, terms={**self.machine.terms, **_si(terms)})
+        machine = self.machine.under({**self.machine.terms, **_si(terms)})
         cycle = evaluate(self.scenario, machine)
         launch_s = lift(machine.launch_s(self.scenario.model.experts is not None), self.scenario.batch.ndim)
         more = {p: sum(added_ms(c, self.scenario, p, launch_s) for c in self.corrections) for p in PHASES[:4]}
@@ -323,10 +324,15 @@ def fit(cases: Sequence[Case], terms: Sequence[str] | None = None) -> Fit:
         weakest = int(np.argmin(solution.shares))
         if solution.shares[weakest] >= IDENTIFIED:
             break
-        unseen = _why(names, weakest, solution)
+        # The weakest alone, since another may then be told; but all those of which nothing is known, on which none depends.
+        unknown = np.flatnonzero(solution.shares < UNKNOWN).tolist()
+        gone = sorted({weakest, *unknown}, key=lambda i: float(solution.shares[i]))
+        unseen = {names[i]: _why(names, i, solution) for i in gone}
         if terms is not None:
-            raise InputError(f"{unseen[0]}: the records do not identify it", where="--terms", mend=unseen[1])
-        left[names.pop(weakest)] = "; ".join(unseen[1:])
+            name, needed = unseen[names[weakest]]
+            raise InputError(f"{name}: the records do not identify it", where="--terms", mend=needed)
+        left |= {name: why for name, (_, why) in unseen.items()}
+        names = [name for name in names if name not in unseen]
     found = tuple(
         Term(name, *prior[name], float(solution.values[i]), float(solution.errors[i]), float(solution.shares[i]))
         for i, name in enumerate(names)
@@ -361,7 +367,7 @@ def _known(name: str, prior: Mapping[str, Any]) -> str:
 
 
 def _why(names: Sequence[str], place: int, solution: _Solution) -> tuple[str, str]:
-    """The term's name, and what is missing with the run that would show it."""
+    """The term's short name, and what is missing with the run that would show it."""
     name = _short(names[place])
     others = np.abs(solution.correlations[place]) - np.eye(len(names))[place]
     nearest = int(np.argmax(others))

@@ -36,7 +36,9 @@ from specsim.ops import (
 )
 
 Array = NDArray[np.float64]
+Limits = tuple[tuple[str, int], ...]  # the largest message that each implementation of all-reduces takes, bytes
 STATE_BYTES = 4.0  # recurrent states are kept in fp32
+KEPT = 256  # largest load, in numbers, whose price a machine keeps
 
 
 @dataclass(frozen=True)
@@ -53,9 +55,9 @@ class Parallel:
         return self.tp // self.dp
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Pass:
-    """The operators of one forward pass on one rank, and what the engine's own terms multiply."""
+    """The operators of one forward pass on one rank, and what the engine's own terms multiply. `build` makes one of a kind."""
 
     operators: tuple[Operator, ...]
     layers: int
@@ -378,7 +380,7 @@ class Network:
     link: str
     options: Mapping[str, object]
 
-    def limits(self, engine: Engine, graph: bool, gather: bool) -> tuple[tuple[str, int], ...]:
+    def limits(self, engine: Engine, graph: bool, gather: bool) -> Limits:
         """`Engine.allreduce_limits` of this network."""
         key = engine, graph, gather
         if key not in self._found:
@@ -387,7 +389,7 @@ class Network:
         return self._found[key]
 
     @cached_property
-    def _found(self) -> dict[tuple[Engine, bool, bool], tuple[tuple[str, int], ...]]:
+    def _found(self) -> dict[tuple[Engine, bool, bool], Limits]:
         return {}
 
 
@@ -412,62 +414,110 @@ def cost(
     behind work that the GPU already has. cut: only attention is launched so, between graphs of all else, one more than there are
     layers. experts: the server's target has some (see `Machine.launch_s`).
     """
-    # What each feature is worth; a number costs a tenth of an array without axes.
-    worths = [np.asarray(feature.of(load), dtype=np.float64)[()] for feature in p.features]
-    n = load.ndim
-    seconds: dict[str, Array] = {}
-    calls: dict[str, float] = {}
-    moved: dict[str, Array] = {}
-    source: dict[str, str] = {}
+    n, terms = load.ndim, machine.terms
+    kinds = dict.fromkeys(o.gather for o in p.operators if o.message is not None)
+    limits = tuple((gather, network.limits(engine, graph, gather)) for gather in kinds)
+    asked = p, load, limits, network.ranks, graph
+    priced = machine.passes(_priced, *asked) if load.size <= KEPT else _priced(machine, *asked)
+    seconds = {name: part.seconds for name, part in priced.parts.items()}
+    calls = {name: part.calls for name, part in priced.parts.items()}
+    moved = {name: part.bytes for name, part in priced.parts.items()}
+    source = {name: part.source for name, part in priced.parts.items()}
 
-    def add(component: str, time: Array, count: float, size: Array, origin: str) -> None:
-        seconds[component] = seconds[component] + time if component in seconds else time
+    def add(component: str, time: Array, count: float, origin: str) -> None:
+        seconds[component] = seconds.get(component, ZERO) + time
         calls[component] = calls.get(component, 0.0) + count
-        moved[component] = moved[component] + size if component in moved else size
+        moved.setdefault(component, ZERO)
         source[component] = _weakest(source.get(component), origin)
 
-    calling = ZERO  # seconds that the host spends on all-reduces that it calls itself
-    terms = machine.terms
-    # Beside what a class's fixed time holds of it, so that it may be below 0.
-    gap = lift(terms["kernel_gap"], n) if graph else ZERO
-    for o, (bytes_, flops, inner, when) in zip(p.operators, p.forms, strict=True):
-        size = _value(bytes_, worths)
-        if o.message is not None:
-            time, called, origin = allreduce_seconds(size, machine, engine, network, graph=graph, gather=o.gather)
-            add("allreduce", o.calls * time + o.kernels * gap, o.calls, o.calls * size, origin)
-            calling = calling + o.calls * called
-        else:
-            worked, walked = (_value(form, worths) if form else None for form in (flops, inner))
-            time, origin = machine.price(o, size, worked, walked, n)
-            runs = _value(when, worths) if when else 1.0
-            add(
-                o.component,
-                (time + o.kernels * gap) * runs,
-                o.calls * float(np.max(runs, initial=0.0)),
-                size * runs,
-                origin,
-            )
+    if priced.sums:  # each waits for the last rank
+        seconds["allreduce"] = seconds["allreduce"] + calls["allreduce"] * lift(terms["allreduce_skew"], n)
     if graph:
-        add("launch", lift(machine.launch["graph_s"], n), 1, ZERO, machine.launch_source)
+        gap = lift(terms["kernel_gap"], n)  # beside what a class's fixed time holds of it, so that it may be below 0
+        for name, part in priced.parts.items():
+            seconds[name] = seconds[name] + part.kernels * gap
+        add("launch", lift(machine.launch["graph_s"], n), 1, machine.launch_source)
     else:
         gpu = sum(seconds.values(), ZERO)
         if cut:  # all-reduces are in the graphs
-            kernels = p.kernels(load, "attention")
+            kernels = priced.parts["attention"].kernels if "attention" in priced.parts else ZERO
             calling = (p.layers + 1) * lift(machine.launch["graph_s"], n)
         else:
-            kernels = p.kernels(load)
+            kernels = sum((part.kernels for part in priced.parts.values()), ZERO)
+            least = lift(machine.launch["collective_s"], n)
+            calling = sum((count * np.maximum(eager, least) for count, eager in priced.sums), ZERO)
         gaps = kernels * lift(terms["eager_gap"], n)
         launches = kernels * lift(machine.launch_s(experts), n) + calling
         waits = np.maximum(launches - gpu - gaps - ahead, 0.0)
         # A bare launch, times what the engine makes of it.
         origin = _weakest(machine.launch_source, machine.terms_source)
-        add("launch", gaps + waits, float(np.max(kernels, initial=0.0)), ZERO, origin)
+        add("launch", gaps + waits, float(np.max(kernels, initial=0.0)), origin)
     if not prefill:  # what grows with rows was seen at up to 256; thousands of prompt rows do not pay it
-        add("small_kernels", lift(terms["row_layer"], n) * load.rows * p.layers, 0, ZERO, machine.terms_source)
+        add("small_kernels", lift(terms["row_layer"], n) * load.rows * p.layers, 0, machine.terms_source)
     if verify:
         several = np.asarray(load.tokens > 1, dtype=float)
-        add("attention", lift(terms["verify_layer"], n) * several * p.layers, 0, ZERO, machine.terms_source)
+        add("attention", lift(terms["verify_layer"], n) * several * p.layers, 0, machine.terms_source)
     return Cost(seconds, calls, moved, source, p.classes, graph)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What the operators of one component take: their seconds, CUDA kernels, calls, bytes, and the origin of the price."""
+
+    seconds: Array
+    kernels: Array | float
+    calls: float
+    bytes: Array
+    source: str
+
+    def plus(self, other: _Part) -> _Part:
+        return _Part(
+            self.seconds + other.seconds,
+            self.kernels + other.kernels,
+            self.calls + other.calls,
+            self.bytes + other.bytes,
+            _weakest(self.source, other.source),
+        )
+
+
+@dataclass(frozen=True)
+class _Priced:
+    """A pass as the box's rates and curves have it: nothing here depends on the engine's terms or on launch costs. sums: of the
+    all-reduces of each size, calls and the eager latency of one."""
+
+    parts: Mapping[str, _Part]
+    sums: tuple[tuple[float, Array], ...]
+
+
+def _priced(
+    machine: Machine,
+    p: Pass,
+    load: Load,
+    limits: tuple[tuple[bool, Limits], ...],
+    ranks: int,
+    graph: bool,
+) -> _Priced:
+    # What each feature is worth; a number costs a tenth of an array without axes.
+    worths = [np.asarray(feature.of(load), dtype=np.float64)[()] for feature in p.features]
+    n = load.ndim
+    parts: dict[str, _Part] = {}
+    sums: list[tuple[float, Array]] = []
+    for o, (bytes_, flops, inner, when) in zip(p.operators, p.forms, strict=True):
+        size = _value(bytes_, worths)
+        if o.message is not None:
+            time, called, origin = _one_sum(machine, dict(limits)[o.gather], ranks, graph, size)
+            part = _Part(o.calls * time, o.kernels, o.calls, o.calls * size, origin)
+            sums.append((o.calls, called))
+        else:
+            worked, walked = (_value(form, worths) if form else None for form in (flops, inner))
+            time, origin = machine.price(o, size, worked, walked, n)
+            part = _Part(time, o.kernels, o.calls, size, origin)
+            if when:
+                runs = _value(when, worths)
+                share = float(np.max(runs, initial=0.0))
+                part = _Part(time * runs, o.kernels * runs, o.calls * share, size * runs, origin)
+        parts[o.component] = parts[o.component].plus(part) if o.component in parts else part
+    return _Priced(parts, tuple(sums))
 
 
 def _value(form: Form, worths: Sequence[Array]) -> Array:
@@ -487,18 +537,21 @@ def allreduce_seconds(
     Each size is served by the implementation that the engine picks. On the GPU it takes as long as in a graph, and what
     its ranks wait for each other; outside a graph the host pays the eager latency, none cheaper than one collective.
     """
-    asked = (
-        network.limits(engine, graph, gather),
-        network.ranks,
-        graph,
-        message[()],
-    )  # a key: no array of none dimensions
+    limits = network.limits(engine, graph, gather)
+    time, called, origin = _one_sum(machine, limits, network.ranks, graph, message)
+    n = message.ndim
+    if not graph:
+        called = np.maximum(called, lift(machine.launch["collective_s"], n))
+    return time + lift(machine.terms["allreduce_skew"], n), called, origin
+
+
+def _one_sum(machine: Machine, limits: Limits, ranks: int, graph: bool, message: Array) -> tuple[Array, Array, str]:
+    """(seconds on the GPU without the wait for the last rank, eager latency, origin) of one all-reduce."""
+    asked = limits, ranks, graph, message[()]  # a key: no array of none dimensions
     return machine.once(_sum_seconds, *asked) if message.ndim == 0 else _sum_seconds(machine, *asked)
 
 
-def _sum_seconds(
-    machine: Machine, limits: tuple[tuple[str, int], ...], ranks: int, graph: bool, message: Array
-) -> tuple[Array, Array, str]:
+def _sum_seconds(machine: Machine, limits: Limits, ranks: int, graph: bool, message: Array) -> tuple[Array, Array, str]:
     n = message.ndim
     names, reach = _reach(limits)
     served = reach.searchsorted(message)  # the first that takes a message of that size
@@ -514,12 +567,11 @@ def _sum_seconds(
             each = curve.seconds(message) * lift(curve.factor, n)
             taken[mode] = each if first == last else np.where(here, each, seconds)
             origin = _weakest(origin, curve.source)
-    called = ZERO if graph else np.maximum(taken["eager"], lift(machine.launch["collective_s"], n))
-    return taken["graph"] + lift(machine.terms["allreduce_skew"], n), called, origin or "assumed"
+    return taken["graph"], taken.get("eager", ZERO), origin or "assumed"
 
 
 @lru_cache(maxsize=256)
-def _reach(limits: tuple[tuple[str, int], ...]) -> tuple[tuple[str, ...], Array]:
+def _reach(limits: Limits) -> tuple[tuple[str, ...], Array]:
     """The implementations in order, and the largest message that each or one before it takes, bytes."""
     names, bytes_ = zip(*limits, strict=True)
     return names, np.maximum.accumulate(np.asarray(bytes_, dtype=float))

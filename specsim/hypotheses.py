@@ -92,7 +92,7 @@ def _rows(s: Scenario, phase: str) -> float:
 
 def _with(machine: Machine, **terms: Array) -> Machine:
     """The machine with the seconds of engine terms raised."""
-    return replace(machine, terms={**machine.terms, **{k: machine.terms[k] + v for k, v in terms.items()}})
+    return machine.under({**machine.terms, **{k: machine.terms[k] + v for k, v in terms.items()}})
 
 
 # --- launched kernel by kernel ------------------------------------------------------------------------------------
@@ -112,9 +112,7 @@ def launched(m: Machine, severity: Severity) -> Machine:
     """The machine with the launch costs of a severity."""
     waiting = {k: m.terms[k] * severity["waiting"] for k in ("decode_cpu", "cycle_cpu", "sequence_cpu", "rank_cpu")}
     launch = {**m.launch, "kernel_s": severity["kernel"], "collective_s": severity["collective"]}
-    return replace(
-        m, launch=launch, terms={**m.terms, **waiting, "eager_factor": np.ones(()), "eager_experts": np.ones(())}
-    )
+    return m.under({**m.terms, **waiting, "eager_factor": np.ones(()), "eager_experts": np.ones(())}, launch)
 
 
 def _eager(*phases: str) -> Apply:
@@ -197,7 +195,7 @@ def _sampling(s: Scenario, m: Machine, severity: Severity, phase: str) -> tuple[
 def _gap(s: Scenario, m: Machine, severity: Severity, phase: str) -> tuple[Scenario, Machine]:
     """The GPU waits in each cycle; a clock around verify sees a share of it."""
     if phase == "verify":
-        return s, replace(m, launch={**m.launch, "graph_s": m.launch["graph_s"] + severity["gap"] * severity["seen"]})
+        return s, m.under(m.terms, {**m.launch, "graph_s": m.launch["graph_s"] + severity["gap"] * severity["seen"]})
     return s, _with(m, cycle_host=severity["gap"], cycle_cpu=severity["gap"]) if phase == "cycle" else m
 
 

@@ -26,7 +26,7 @@ Array = NDArray[np.float64]
 AnyCurve = TypeVar("AnyCurve")  # of the machine, or of the profile
 Key = TypeVar("Key")
 Value = TypeVar("Value")
-PRICES = 512  # that a machine keeps: a scenario has about 30
+PRICES, PASSES = 512, 16  # prices of operators and of passes that a machine keeps: a scenario has about 30, and 4
 SHARED_VARIANCE = 0.5  # of a group, common to all groups of its source
 ZERO: Array = np.zeros(())[()]  # a number costs a tenth of an array of none dimensions, and broadcasts as well
 
@@ -92,6 +92,11 @@ class Machine:
         return lru_cache(PRICES)(lambda function, *key: function(self, *key))
 
     @cached_property
+    def passes(self) -> Callable[..., Any]:
+        """As `once`, of whole passes: few, since each holds arrays of samples."""
+        return lru_cache(PASSES)(lambda function, *key: function(self, *key))
+
+    @cached_property
     def _nearest(self) -> dict[tuple[tuple[str, ...], int, str], Curve]:
         return {}
 
@@ -108,6 +113,12 @@ class Machine:
     def noting(self) -> Machine:
         """The machine for one evaluation: `read` then says what took part in it."""
         return replace(self, terms=Noted(self.terms), curves=Noted(self.curves))
+
+    def under(self, terms: Mapping[str, Array], launch: Mapping[str, Array] | None = None) -> Machine:
+        """The machine with other terms of the engine, and launch costs. No price depends on them: what either keeps serves both."""
+        other = replace(self, terms=terms, launch=self.launch if launch is None else launch)
+        vars(other).update(once=self.once, passes=self.passes, routing=self.routing)
+        return other
 
     def launch_s(self, experts: bool) -> Array:
         """Seconds that the engine's code takes to launch a kernel outside graphs. experts: the server's target has some, so

@@ -24,9 +24,9 @@ from specsim.routing import UNIFORM, Routing
 Array = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Load:
-    """What a pass works on; every field broadcasts against the others.
+    """What a pass works on; every field broadcasts against the others. Loads of the same numbers and routing are equal.
 
     batch: sequences; tokens: query rows of each sequence (1 in decode, d in verify); context: cached tokens of each
     sequence before the pass; graph_batch: sequences the GPU really runs when a graph pads the batch (None: batch).
@@ -46,6 +46,22 @@ class Load:
     @cached_property
     def ndim(self) -> int:
         return max(self.batch.ndim, self.tokens.ndim, self.context.ndim)
+
+    @property
+    def size(self) -> int:
+        """Of the largest field."""
+        return max(self.batch.size, self.tokens.size, self.context.size)
+
+    @cached_property
+    def _key(self) -> tuple[Any, ...]:
+        fields = (self.batch, self.tokens, self.context, self.graph_batch)
+        return (*(None if x is None else (x.shape, x.tobytes()) for x in fields), self.routing)
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Load) and self._key == other._key
 
 
 # --- features of a load that bytes and flops are linear in --------------------------------------------------------

@@ -20,7 +20,7 @@ Array = NDArray[np.float64]
 TABLE_ROWS = 4096  # above, skewed counts have saturated to within what a rank can tell
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Routing:
     """Expert popularity: uniform, Zipf with exponent `zipf`, or explicit `popularity` weights (any scale)."""
 

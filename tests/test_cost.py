@@ -242,6 +242,22 @@ def test_samples_lead_and_start_with_the_profile_itself() -> None:
     assert np.ptp(many) > 0
 
 
+@pytest.mark.parametrize("eager", [frozenset(), frozenset({"decode", "verify", "extend"})])
+def test_what_a_machine_keeps_serves_all_terms_and_loads(eager: frozenset[str]) -> None:
+    """Passes priced under other terms and launch costs, and for other loads, are those of a machine that has priced nothing."""
+    loads = [
+        scenario(moe(), tp=8, batch=b, context=c, eager=eager) for b, c in (([1, 8], 1000), ([1, 9], 1000), (1, 99))
+    ]
+    first = build_machine(profile(), load_engine("sglang"), samples=3)
+    terms = {name: 1.5 * value + 1e-6 for name, value in first.terms.items()}
+    launch = {name: 2 * value for name, value in first.launch.items()}
+    for kept in (first, first.under(terms), first.under(terms, launch), first):
+        for s in loads:
+            one, other = evaluate(s, kept), evaluate(s, replace(kept))
+            assert np.array_equal(one.cycle_s, other.cycle_s)
+            assert np.array_equal(one.decode_s, other.decode_s)
+
+
 def test_an_all_reduce_of_one_message_whatever_kind_of_number_it_is() -> None:
     """Prices are looked up by number; an array without axes is one, too."""
     s, machine = scenario(moe(), tp=8), build_machine(profile(), QUIET, samples=5)
