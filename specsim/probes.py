@@ -21,6 +21,7 @@ from specsim.scenarios import Scenario
 
 Array = NDArray[np.float64]
 Index = NDArray[np.intp]
+CHOICES = 32  # of boxes whose prices are kept: two of every fault, and more
 STEP_NOISE = 0.05  # relative error of a step time as people report it
 UNITS = {"decode": "ms", "verify": "ms", "cycle": "ms", "component": "ms", "greedy": "ms", "protocol": "ms",
          "allreduce": "us", "clock": "of full", "identity": "", "rate": "tok/s"}  # fmt: skip
@@ -86,11 +87,12 @@ class Boxes:
             f.id: {**hosts, **f.draw(np.random.default_rng((seed, 2, i)), self.samples)} for i, f in enumerate(FAULTS)
         }
         self._known: dict[tuple[Probe, str], Array] = {}
+        self._some: dict[bytes, Machine] = {}
 
     def on(self, machine: Machine) -> Boxes:
         """The same severities on another machine of as many samples."""
         other = copy(self)
-        other.machine, other._known = machine, {}
+        other.machine, other._known, other._some = machine, {}, {}
         return other
 
     def of(self, scenario: Scenario) -> Boxes:
@@ -122,16 +124,14 @@ class Boxes:
         """The same for some of the boxes."""
         if (probe, fault.id) in self._known or probe.binary:
             return np.asarray(self.predict(probe, fault)[chosen])
-        assert self.machine is not None
         severity = {k: v[chosen] for k, v in self.severity[fault.id].items()}
-        return self._price(probe, fault, take(self.machine, chosen), severity, len(chosen))
+        return self._price(probe, fault, self._machine_of(chosen), severity, len(chosen))
 
     def components_at(self, phase: str, fault: Fault, chosen: Index) -> dict[str, Array]:
         """ms by component of a decode or verify on some of the boxes."""
         assert self.scenario is not None
-        assert self.machine is not None
         severity = {k: v[chosen] for k, v in self.severity[fault.id].items()}
-        machine = take(self.machine, chosen)
+        machine = self._machine_of(chosen)
         priced: list[dict[str, Array]] = []
         for variant in fault.variants(self.scenario, phase):
             s, m = fault.apply(variant, machine, severity, phase)
@@ -142,6 +142,16 @@ class Boxes:
             k: 1e3 * np.stack([p.get(k, np.zeros(len(chosen))) for p in priced])[which, np.arange(len(chosen))]
             for k in priced[0]
         }
+
+    def _machine_of(self, chosen: Index) -> Machine:
+        """Some of the boxes, and what was priced on them: many probes are asked of the same few."""
+        assert self.machine is not None
+        key = chosen.tobytes()
+        if key not in self._some:
+            if len(self._some) >= CHOICES:
+                self._some.pop(next(iter(self._some)))
+            self._some[key] = take(self.machine, chosen)
+        return self._some[key]
 
     def _price(self, probe: Probe, fault: Fault, m: Machine, severity: Severity, n: int) -> Array:
         if self.scenario is None:
