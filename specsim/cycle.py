@@ -156,7 +156,6 @@ def _pass(
     """One pass of `model` over `tokens` rows a sequence: in a graph for the batches that have one, eagerly for others."""
     routing = s.routing or machine.routing
     share = np.ceil(s.batch / s.parallel.dp) * s.parallel.dp if s.parallel.dp > 1 else s.batch
-    experts = s.model.experts is not None
 
     def run(graph: bool, padded: Array | None) -> Cost:
         # [()] makes a number of an array without axes, with which arithmetic takes a tenth of the time
@@ -164,7 +163,7 @@ def _pass(
         last, block, by = phase == "extend", s.tree_block(phase), s.in_blocks
         p: Pass = build(model, s.parallel, s.engine, graph, fc=fc, last_rows=last, tree_block=block, in_blocks=by)
         verify = phase in ("verify", "extend")
-        return cost(p, load, machine, s.engine, s.network, graph=graph, verify=verify, experts=experts, ahead=ahead)
+        return cost(p, load, machine, s.engine, s.network, graph=graph, verify=verify, target=s.model, ahead=ahead)
 
     if not s.graph_phases.get(phase, True):
         return run(False, None)

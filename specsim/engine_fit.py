@@ -111,7 +111,7 @@ class Case:
         units of their names, each of shape () or (samples,)."""
         machine = self.machine.under({**self.machine.terms, **_si(terms)})
         cycle = evaluate(self.scenario, machine)
-        launch_s = lift(machine.launch_s(self.scenario.model.experts is not None), self.scenario.batch.ndim)
+        launch_s = lift(machine.launch_s(self.scenario.model), self.scenario.batch.ndim)
         more = {p: sum(added_ms(c, self.scenario, p, launch_s) for c in self.corrections) for p in PHASES[:4]}
         times: dict[str, Array] = {"decode": cycle.decode_s * 1e3 + more["decode"]}
         for phase, cost in (("draft", cycle.draft), ("verify", cycle.verify), ("extend", cycle.extend)):

@@ -62,10 +62,9 @@ class Pass:
     operators: tuple[Operator, ...]
     layers: int
 
-    def kernels(self, load: Load, component: str | None = None) -> Array:
-        """CUDA kernels of the pass, or of one component of it."""
-        chosen = (o for o in self.operators if component in (None, o.component))
-        return np.asarray(sum((o.kernels * o.when.of(load) for o in chosen), ZERO))
+    def kernels(self, load: Load) -> Array:
+        """CUDA kernels of the pass."""
+        return np.asarray(sum((o.kernels * o.when.of(load) for o in self.operators), ZERO))
 
     @cached_property
     def features(self) -> tuple[Feature, ...]:
@@ -404,7 +403,7 @@ def cost(
     verify: bool = False,
     prefill: bool = False,
     cut: bool = False,
-    experts: bool = False,
+    target: Model | None = None,
     ahead: Array | float = 0.0,
 ) -> Cost:
     """Seconds of a pass.
@@ -412,7 +411,7 @@ def cost(
     In a graph: the operators, the engine's corrections a kernel, row and layer, and one graph launch. Eager: max(GPU
     time with the gaps between its kernels, kernels x the engine's cost of a launch + calls of all-reduces); `ahead` seconds of launching are hidden
     behind work that the GPU already has. cut: only attention is launched so, between graphs of all else, one more than there are
-    layers. experts: the server's target has some (see `Machine.launch_s`).
+    layers. target: the server's (see `Machine.launch_s`).
     """
     n, terms = load.ndim, machine.terms
     kinds = dict.fromkeys(o.gather for o in p.operators if o.message is not None)
@@ -447,7 +446,7 @@ def cost(
             least = lift(machine.launch["collective_s"], n)
             calling = sum((count * np.maximum(eager, least) for count, eager in priced.sums), ZERO)
         gaps = kernels * lift(terms["eager_gap"], n)
-        launches = kernels * lift(machine.launch_s(experts), n) + calling
+        launches = kernels * lift(machine.launch_s(target), n) + calling
         waits = np.maximum(launches - gpu - gaps - ahead, 0.0)
         # A bare launch, times what the engine makes of it.
         origin = _weakest(machine.launch_source, machine.terms_source)

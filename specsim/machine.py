@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.engines import Engine
+from specsim.models import Model
 from specsim.ops import Curve, Operator, Rate, in_stages, operator_seconds
 from specsim.profiles import AllReduceCurve, Group, OperatorRate, Profile
 from specsim.routing import Routing
@@ -120,11 +121,11 @@ class Machine:
         vars(other).update(once=self.once, passes=self.passes, routing=self.routing)
         return other
 
-    def launch_s(self, experts: bool) -> Array:
-        """Seconds that the engine's code takes to launch a kernel outside graphs. experts: the server's target has some, so
-        that its code is too varied to stay in the host's caches, which slows all of it."""
+    def launch_s(self, target: Model | None) -> Array:
+        """Seconds that the engine's code takes to launch a kernel outside graphs. Where the server's target has experts, the code
+        is too varied to stay in the host's caches, which slows all of it."""
         terms = self.terms
-        several = terms["eager_experts"] if experts else 1.0
+        several = terms["eager_experts"] if target is not None and target.experts is not None else 1.0
         return np.asarray(self.launch["kernel_s"] * terms["eager_factor"] * several)
 
     @property

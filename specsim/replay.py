@@ -171,7 +171,7 @@ def predict_point(record: Record, point: Point, hardware: str | Profile | None) 
     """
     scenario = scenario_of(record, point, hardware)
     p = predict(scenario)
-    launch_s = machine_of(scenario).launch_s(scenario.model.experts is not None)
+    launch_s = machine_of(scenario).launch_s(scenario.model)
     added = {
         phase: sum(float(added_ms(c, scenario, phase, launch_s)) for c in record.corrections)
         for phase in ("decode", "draft", "verify", "extend")
@@ -279,7 +279,7 @@ def load_pairs(
     middle = run.input_tokens + run.output_tokens // 2
     length = run.results.get("accept_length")
     scenario = scenario_of(record, Point(batch=1, context=middle, tokens_per_cycle=length), hardware)
-    launch_s = machine_of(scenario).launch_s(scenario.model.experts is not None)
+    launch_s = machine_of(scenario).launch_s(scenario.model)
     said = load_replay.replay_load(
         run,
         scenario,

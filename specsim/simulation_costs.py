@@ -307,7 +307,7 @@ def prefill_seconds(s: Scenario, machine: Machine, tokens: Array, reach: Array, 
                 graph=False,
                 prefill=True,
                 cut=cut,
-                experts=s.model.experts is not None,
+                target=s.model,
             ).total
             for model, fc in ((s.model, False), (s.draft, True))
             if model is not None
