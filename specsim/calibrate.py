@@ -8,8 +8,9 @@ samples do not pin down is said, and held at a stated value instead. All-reduce 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from pydantic import ValidationError
 
 from specsim.chart_style import BLUE
 from specsim.errors import InputError
-from specsim.ops import CacheParts, Load, in_stages, operator_seconds
+from specsim.ops import PROCESSORS, CacheParts, Load, in_stages, operator_seconds
 from specsim.plot_style import MUTED, picture, plain
 from specsim.profiles import AllReduceCurve, Gpu, Launch, OperatorRate, Profile, Source
 from specsim.records import Record, first_trouble, sample_trouble
@@ -37,9 +38,13 @@ REACHED = 1.0  # computing over moving that some sample has to come to for a pea
 READING = 1.2  # reading alone is so much faster than a copy at most
 DEFAULT_EFFICIENCY = 0.7  # of the measured bf16 rate, as the peak of a class whose own is not identified
 SMALL_EFFICIENCY = 0.6  # of the measured bandwidth, for a small kernel whose own is not identified
+WALKED = {
+    "attention_mla": "summing the parts of a cache"
+}  # class -> what `inner_ns` is the pace of, where it is no width
 BORROWED = ("published", "assumed", "datasheet")  # kinds of source that another profile of the same GPU may lend
 PEER_MEASURES = ("allreduce", "copies")  # depend on whether GPUs reach each other
 SLOW = 0.93  # of the best GPU's rate, below which a GPU is named
+HINT = re.compile(r"[:;,] [^:;]*--resume.*$")  # of a measurement that goes on: nothing to a record that is fitted again
 GIVE = "give a *.record.json of specsim calibrate"
 REQUIRED = {
     "gemm_bf16": 5e-6,
@@ -67,7 +72,8 @@ class Fit:
     bandwidth_error: float  # relative
     residuals: Array
     held: tuple[str, ...] = ()
-    inner_s: float = 0.0  # a value of inner width
+    inner_s: float = 0.0  # a value of inner width, or a part of a cache
+    walked: str = "walking the inner width"  # what `inner_s` is the pace of
 
     @property
     def scatter(self) -> float:
@@ -78,7 +84,7 @@ class Fit:
     def note(self) -> str:
         text = f"{len(self.residuals)} points, median error {np.median(np.abs(self.residuals)):.1%}, worst {np.max(np.abs(self.residuals)):.0%}"
         text += f", fixed +- {self.fixed_error_s * 1e6:.2g} us"
-        text += ", walking the inner width takes time" if self.inner_s else ""
+        text += f", {self.walked} takes time" if self.inner_s else ""
         return text + "".join(f"; {name} not identifiable, held" for name in self.held)
 
 
@@ -202,9 +208,9 @@ def in_place(results: Sequence[Sample]) -> list[Sample]:
     return [s for s in done if s["operator"] not in placed or "alone" in s["extras"]]
 
 
-def points(samples: Sequence[Sample], operator: str) -> tuple[Array, Array, Array, Array]:
+def points(samples: Sequence[Sample], operator: str, processors: int = PROCESSORS) -> tuple[Array, Array, Array, Array]:
     """Median seconds, bytes, flops and inner widths of those of `in_place` samples that a class is fitted to: attention's of one
-    query row, and with the bf16 products the large one of `peak`, which is one of them."""
+    query row, on a GPU of so many `processors`, and with the bf16 products the large one of `peak`, which is one of them."""
 
     def belongs(s: Sample) -> bool:
         if s["operator"] == operator:
@@ -212,32 +218,32 @@ def points(samples: Sequence[Sample], operator: str) -> tuple[Array, Array, Arra
         return operator == "gemm_bf16" and (s["measure"], s["operator"]) == ("peak", "matmul")
 
     chosen = [s for s in samples if belongs(s) and s["spread"]["median"] > 0]
-    columns = [(s["spread"]["median"], s["bytes"], s["flops"], _inner(s)) for s in chosen]
+    columns = [(s["spread"]["median"], s["bytes"], s["flops"], _inner(s, processors)) for s in chosen]
     seconds, nbytes, flops, inner = np.array(columns, dtype=float).reshape(-1, 4).T
     return seconds, nbytes, flops, inner
 
 
-def _inner(s: Sample) -> float:
+def _inner(s: Sample, processors: int) -> float:
     """The inner width of a product, or of both products of fused experts, or the parts of a latent cache; 0 for what sums over
     none."""
     p = s["params"]
     if s["operator"] == "attention_mla":
         batch, queries, tokens = (np.asarray(float(p[name])) for name in ("batch", "queries", "context"))
-        return float(CacheParts(p["heads"]).of(Load(batch, queries, tokens - queries)))
+        return float(CacheParts(p["heads"]).of(Load(batch, queries, tokens - queries, processors=processors)))
     return float(p["hidden"] + p["intermediate"] if s["measure"] == "moe" else p.get("k", 0))
 
 
-def fits(samples: Sequence[Sample], bandwidth: float, peak: float) -> dict[str, Fit]:
-    """A fit for every operator class with samples. bandwidth, peak: the GPU's own, bytes/s and flop/s."""
+def fits(samples: Sequence[Sample], bandwidth: float, peak: float, processors: int = PROCESSORS) -> dict[str, Fit]:
+    """A fit for every operator class with samples. bandwidth, peak, processors: the GPU's own, in bytes/s and flop/s."""
     found: dict[str, Fit] = {}
     for name in sorted({s["operator"] for s in samples if s["measure"] in FITTED}):
-        seconds, nbytes, flops, inner = points(samples, name)
+        seconds, nbytes, flops, inner = points(samples, name, processors)
         if len(seconds):
             small = name in ("norm", "tiny", "router")
             held = bandwidth * (SMALL_EFFICIENCY if small else 0.9)
             most = None if small else DEFAULT_EFFICIENCY * peak
             widths = inner if inner.any() else None
-            found[name] = fit(
+            fitted = fit(
                 seconds,
                 nbytes,
                 flops,
@@ -247,6 +253,7 @@ def fits(samples: Sequence[Sample], bandwidth: float, peak: float) -> dict[str, 
                 staged=in_stages(name),
                 fastest=READING * bandwidth,
             )
+            found[name] = replace(fitted, walked=WALKED.get(name, fitted.walked))
     return found
 
 
@@ -301,7 +308,7 @@ def build(
     source = Source(kind="measured", reference=f"specsim calibrate on {environment.get('gpu', 'this box')}", date=date)
     taken = [] if cpu else [p for p in published if p.gpu.name == environment.get("gpu")]
     gpu, bandwidth, peak = _gpu(results, environment, source, taken)
-    fitted = fits(samples, bandwidth, peak)
+    fitted = fits(samples, bandwidth, peak, gpu.processors or PROCESSORS)
     curves = _curves(samples, source)
     operators, assumed = _operators(fitted, bandwidth, source, taken, _kernels(samples))
     if nvlink and not no_p2p and not cpu:
@@ -365,7 +372,8 @@ def rebuild(records: Sequence[Record], published: Sequence[Profile] = ()) -> Res
             if _is_done(s) or not _is_done(known):
                 samples[s["key"]] = s
     environment = {k: v for k, v in first.environment.items() if k not in ("plan", "health", "troubles")}
-    troubles = dict.fromkeys(str(t) for record in records for t in record.environment.get("troubles") or ())
+    said = (str(t) for record in records for t in record.environment.get("troubles") or ())
+    troubles = dict.fromkeys(HINT.sub("", text) for text in said)
     try:
         return build(
             first.name, list(samples.values()), environment, **plan, health=first.environment.get("health"),
@@ -420,6 +428,7 @@ def _gpu(
         bf16_tflops=_digits(peak / 1e12, 4),
         l2_mb=_digits(float(environment["l2_bytes"]) / 1e6, 4) if environment.get("l2_bytes") else None,
         power_w=environment.get("power_limit_w") or None,
+        processors=environment.get("processors"),
         compute_capability=environment.get("compute_capability"),
         source=source if known else source.model_copy(update={"kind": "assumed"}),
         relative_uncertainty=0.03 if known else 1.0,
@@ -455,7 +464,15 @@ def _kernels(samples: Sequence[Sample]) -> dict[str, str]:
     for s in samples:
         if s["extras"].get("kernel"):
             found.setdefault(s["operator"], set()).add(str(s["extras"]["kernel"]))
-    return {name: " and ".join(sorted(kernels)) for name, kernels in found.items()}
+    return {name: _joined(kernels) for name, kernels in found.items()}
+
+
+def _joined(kernels: Iterable[str]) -> str:
+    """Names of kernels in a line; "NAME, HOW" beside NAME is the same one, run so some of the time."""
+    names = sorted(set(kernels))
+    ways = {name: [n.removeprefix(f"{name}, ") for n in names if n.startswith(f"{name}, ")] for name in names}
+    told = {f"{name}, {way}" for name, found in ways.items() for way in found}
+    return " and ".join(", some ".join([name, *ways[name]]) for name in names if name not in told)
 
 
 def _operators(
@@ -526,8 +543,8 @@ def _curves(samples: Sequence[Sample], source: Source) -> list[AllReduceCurve]:
 
 
 def _kernel_note(group: Sequence[Sample]) -> str:
-    names = sorted({str(s["extras"]["kernel"]) for s in group if s["extras"].get("kernel")})
-    return f"kernel: {' and '.join(names)}" if names else ""
+    names = _joined(str(s["extras"]["kernel"]) for s in group if s["extras"].get("kernel"))
+    return f"kernel: {names}" if names else ""
 
 
 def _stand_ins(curves: Sequence[AllReduceCurve]) -> list[AllReduceCurve]:

@@ -159,7 +159,9 @@ def _pass(
 
     def run(graph: bool, padded: Array | None) -> Cost:
         # [()] makes a number of an array without axes, with which arithmetic takes a tenth of the time
-        load = Load(share[()], tokens[()], s.context[()], None if padded is None else padded[()], routing)
+        load = Load(
+            share[()], tokens[()], s.context[()], None if padded is None else padded[()], routing, machine.processors
+        )
         last, block, by = phase == "extend", s.tree_block(phase), s.in_blocks
         p: Pass = build(model, s.parallel, s.engine, graph, fc=fc, last_rows=last, tree_block=block, in_blocks=by)
         verify = phase in ("verify", "extend")

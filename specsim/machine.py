@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from specsim.engines import Engine
 from specsim.models import Model
-from specsim.ops import Curve, Operator, Rate, in_stages, operator_seconds
+from specsim.ops import PROCESSORS, Curve, Operator, Rate, in_stages, operator_seconds
 from specsim.profiles import AllReduceCurve, Group, OperatorRate, Profile
 from specsim.routing import Routing
 
@@ -74,6 +74,7 @@ class Machine:
     terms_source: str
     experts_overlap: Array
     bf16_flops_per_s: Array  # of a large product, without pause
+    processors: int = PROCESSORS
     samples: int = 0
     seed: int = 0
 
@@ -297,6 +298,7 @@ def build(profile: Profile, engine: Engine, *, samples: int = 0, seed: int = 0) 
         samples=samples,
         seed=seed,
         bf16_flops_per_s=positive(profile.gpu.bf16_tflops * 1e12, profile.gpu),
+        processors=profile.gpu.processors or PROCESSORS,
         experts_overlap=np.concatenate([[0.0], np.abs(rng.normal(0.0, 0.12, samples))]) if samples else ZERO,
     )
 

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from specsim.routing import UNIFORM, Routing
 
 Array = NDArray[np.float64]
+PROCESSORS = 132  # of a GPU that does not say: of most that FlashAttention-3 serves
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +30,8 @@ class Load:
     """What a pass works on; every field broadcasts against the others. Loads of the same numbers and routing are equal.
 
     batch: sequences; tokens: query rows of each sequence (1 in decode, d in verify); context: cached tokens of each
-    sequence before the pass; graph_batch: sequences the GPU really runs when a graph pads the batch (None: batch).
+    sequence before the pass; graph_batch: sequences the GPU really runs when a graph pads the batch (None: batch);
+    processors: of the GPU that works on it, by which some kernels cut their work.
     """
 
     batch: Array
@@ -37,6 +39,7 @@ class Load:
     context: Array
     graph_batch: Array | None = None
     routing: Routing = UNIFORM
+    processors: int = PROCESSORS
 
     @cached_property
     def rows(self) -> Array:
@@ -153,13 +156,12 @@ class CacheParts(Feature):
     groups: int = 1
 
     BLOCK: ClassVar[int] = 64
-    PROCESSORS: ClassVar[int] = 132  # of the GPUs that this kernel serves: Hopper
     MARGIN: ClassVar[float] = 1.1
 
     def of(self, load: Load) -> Array:
         blocks = _limited((load.context + load.tokens) / self.compress, self.limit) / self.BLOCK
         sequences = load.batch / self.groups * np.maximum(self.heads * load.tokens / self.BLOCK, 1.0)
-        return np.asarray(blocks / (1.0 + self.MARGIN * sequences * blocks / self.PROCESSORS))
+        return np.asarray(blocks / (1.0 + self.MARGIN * sequences * blocks / load.processors))
 
     def of_group(self, groups: int) -> Feature:
         return replace(self, groups=self.groups * groups)

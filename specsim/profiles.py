@@ -64,7 +64,7 @@ class Group(Strict):
 
 
 class Gpu(Group):
-    """The GPU itself, from its datasheet; `memory_gb` and `l2_mb` are decimal."""
+    """The GPU itself, from its datasheet; `memory_gb` and `l2_mb` are decimal; `processors`: streaming multiprocessors."""
 
     name: str
     memory_gb: Positive
@@ -72,6 +72,7 @@ class Gpu(Group):
     bf16_tflops: Positive
     l2_mb: Positive | None = None
     power_w: Positive | None = None
+    processors: Annotated[int, Field(ge=1, le=4096)] | None = None
     compute_capability: str | None = None
 
 

@@ -296,7 +296,8 @@ def prefill_seconds(s: Scenario, machine: Machine, tokens: Array, reach: Array, 
     padded = rows > 0
 
     def passes(rows: Array, cut: bool) -> Array:
-        load = Load(np.ones(()), tokens, reach - (tokens + 1) / 2, rows / tokens, s.routing or machine.routing)
+        at = reach - (tokens + 1) / 2
+        load = Load(np.ones(()), tokens, at, rows / tokens, s.routing or machine.routing, machine.processors)
         return host + sum(
             cost(
                 build(model, s.parallel, s.engine, False, fc=fc, last_rows=True, in_blocks=s.in_blocks),

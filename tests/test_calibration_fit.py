@@ -375,6 +375,52 @@ def test_a_damaged_record_is_refitted_or_refused(monkeypatch: pytest.MonkeyPatch
     assert all(line.startswith(("box", "x: ", ": ")) for line in refused)  # the name may be the damaged value
 
 
+def test_what_a_record_tells_again_asks_for_no_measurement_to_go_on() -> None:
+    """Troubles of a run are told again, without what its user could have done then."""
+    record = record_of([*gemms(), *peaks()])
+    record.environment["troubles"] = [
+        "not all was measured in 100 s: run the same line with --resume for the rest",
+        "moe: not compiled within 30 s, so not measured; --resume lets it go on",
+        "GPU 1 was throttled while measured (power cap): clocks down to 1680 MHz",
+    ]
+    joined = calibrate.rebuild([record])
+    assert joined.warnings[:3] == [
+        "not all was measured in 100 s",
+        "moe: not compiled within 30 s, so not measured",
+        "GPU 1 was throttled while measured (power cap): clocks down to 1680 MHz",
+    ]
+
+
+def test_a_kernel_in_two_ways_is_named_once() -> None:
+    one, two, three = gemms()[:3]
+    names = ("flash-attention-3", "flash-attention-3, scheduled once a pass", "own triton")
+    samples = [{**s, "extras": {**s["extras"], "kernel": k}} for s, k in zip((one, two, three), names, strict=True)]
+    note = calibrate.rebuild([record_of([*samples, *peaks()])]).profile.operators["gemm_bf16"].note
+    assert note.endswith("; kernel: flash-attention-3, some scheduled once a pass and own triton")
+
+
+def test_a_refit_writes_only_where_it_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without -o it shows the profile and leaves the folder of the record as it was; with -o it writes there alone."""
+    from specsim.commands.calibrate import command
+
+    given = tmp_path / "given"
+    given.mkdir()
+    record = given / "box.record.json"
+    record.write_text(record_of([*gemms(), *peaks()]).model_dump_json(by_alias=True))
+    before = record.read_text()
+    command.main(["--refit", str(record)], standalone_mode=False)
+    shown = capsys.readouterr().out
+    assert "gemm_bf16" in shown
+    assert shown.endswith("Wrote nothing: give -o FILE to keep the profile.\n")
+    command.main(["--refit", str(record), "--json"], standalone_mode=False)
+    document = json.loads(capsys.readouterr().out)
+    assert document["profile"] is document["record"] is None
+    command.main(["--refit", str(record), "-o", str(tmp_path / "new.yaml")], standalone_mode=False)
+    assert f"Wrote {tmp_path / 'new.yaml'} and new.record.json." in capsys.readouterr().out.replace("\n", " ")
+    assert [path.name for path in given.iterdir()] == ["box.record.json"]
+    assert record.read_text() == before
+
+
 def test_the_older_kernel_stands_in_for_the_newer_one() -> None:
     joined = calibrate.rebuild([record_of([*gemms(), *peaks(), reduce_at(4e-6, "custom-v1")])]).profile
     stand_in = next(c for c in joined.allreduce if c.implementation == "custom")
@@ -420,8 +466,10 @@ def test_a_class_is_fitted_as_it_is_priced(measure: str, name: str) -> None:
     assert np.abs(found.residuals).max() < 1e-3
 
 
-def test_what_a_part_of_a_latent_cache_takes_comes_back() -> None:
-    """14 us + 60 ns a part + bytes / 4 TB/s: few sequences are cut into many parts, b / (1 + b x batch / 120) of b blocks of 64."""
+@pytest.mark.parametrize("processors", [132, 78])
+def test_what_a_part_of_a_latent_cache_takes_comes_back(processors: int) -> None:
+    """14 us + 60 ns a part + bytes / 4 TB/s: few sequences are cut into many parts, b / (1 + 1.1 b x batch / processors) of b
+    blocks of 64. The profile names the processors, and the note what is slow."""
     samples = []
     for batch, context in (
         (1, 1024),
@@ -435,12 +483,17 @@ def test_what_a_part_of_a_latent_cache_takes_comes_back() -> None:
         (128, 4096),
     ):
         blocks, nbytes = context / 64, batch * context * 1152.0
-        seconds = 14e-6 + 60e-9 * blocks / (1 + blocks * batch / 120) + nbytes / BANDWIDTH
+        seconds = 14e-6 + 60e-9 * blocks / (1 + 1.1 * blocks * batch / processors) + nbytes / BANDWIDTH
         sizes = {"batch": batch, "context": context, "queries": 1, "heads": 8, "latent": 512, "rope": 64}
         samples.append(result("attention", "attention_mla", seconds, nbytes=nbytes, **sizes))
-    found = calibrate.fits(samples, BANDWIDTH, PEAK)["attention_mla"]
+    record = record_of([*samples, *peaks()])
+    record.environment["processors"] = processors
+    built = calibrate.rebuild([record])
+    found = built.fits["attention_mla"]
     assert found.inner_s == pytest.approx(60e-9, rel=0.02)
     assert found.fixed_s == pytest.approx(14e-6, rel=0.01)
+    assert built.profile.gpu.processors == processors
+    assert "summing the parts of a cache takes time" in built.profile.operators["attention_mla"].note
 
 
 def test_a_peak_is_told_only_where_it_limits() -> None:

@@ -333,6 +333,20 @@ def test_a_latent_cache_is_cut_for_few_sequences() -> None:
         assert parts.of(load(batch, context=context - 1)) == pytest.approx(expected, rel=2e-3)
 
 
+def test_a_cache_is_cut_for_the_processors_of_the_gpu() -> None:
+    """8,192 tokens are 128 blocks: 61.9 parts for the 132 processors of a GPU that does not say, 128 / (1 + 128 x 1.1 / 78) = 45.6
+    for 78. At 10 ns a part and four layers a decode pass takes 4 x 16.3 x 10 ns less."""
+    few = profile().gpu.model_copy(update={"processors": 78})
+    rates = {**profile().operators, "attention_mla": walking(rate(10, 1000, 1000), 10.0)}
+    mla = Attention("mla", 8, 1, 192, kv_lora_rank=512, rope_dim=64)
+    model = replace(dense(), layers=((replace(dense(1).layers[0][0], attention=mla), 4),))
+    times = []
+    for gpu in (profile().gpu, few):
+        s = scenario(model, context=8191, box=profile(operators=rates, gpu=gpu), engine=QUIET)
+        times.append(float(evaluate(s, build_machine(s.profile, s.engine)).decode.total))
+    assert times[0] - times[1] == pytest.approx(4 * (61.94 - 45.63) * 10e-9, rel=1e-3)
+
+
 @given(st.integers(1, 300), st.integers(1, 130_000), st.sampled_from([8, 16, 64, 128]), st.integers(1, 4))
 def test_parts_are_those_of_the_kernel_without_its_steps(batch: int, tokens: int, heads: int, d: int) -> None:
     """The kernel's: a part is ceil(1.1 blocks a processor) blocks. Never more, never less than half but for what is rounded

@@ -41,7 +41,11 @@ OF_A_FIT = ("refit", "output", "plot", "as_json")  # options that say something 
     help="Work folder with every finished measurement; default calibration-NAME.",
 )
 @click.option(
-    "-o", "--output", type=OutFile(), metavar="FILE", help="The profile; default NAME.yaml in the work folder."
+    "-o",
+    "--output",
+    type=OutFile(),
+    metavar="FILE",
+    help="The profile; default NAME.yaml in the work folder. With --refit nothing is written without it.",
 )
 @click.option(
     "--gpus",
@@ -99,7 +103,7 @@ OF_A_FIT = ("refit", "output", "plot", "as_json")  # options that say something 
     multiple=True,
     type=click.Path(dir_okay=False),
     metavar="FILE",
-    help="Measure nothing: fit a calibration's record (NAME.record.json) again; repeatable, to add later measurements of the same box.",
+    help="Measure nothing: fit a calibration's record (NAME.record.json) again, into -o; repeatable, to add later measurements of the same box.",
 )
 @click.option(
     "--allow-multicast",
@@ -299,8 +303,7 @@ def _refit(paths: list[Path], options: dict[str, Any]) -> None:
             mend = "leave it out: a record is fitted again as it was measured"
             raise InputError("says nothing with --refit", where=option.opts[0], mend=mend)
     result = rebuild([_record(path) for path in paths], _published())
-    name = paths[0].name.removesuffix(".json").removesuffix(".record")
-    _write(result, Path(options["output"] or paths[0].with_name(f"{name}.yaml")), options, 0.0)
+    _write(result, Path(options["output"]) if options["output"] else None, options, 0.0)
 
 
 def _record(path: Path) -> Record:
@@ -323,27 +326,30 @@ def _published() -> list[Profile]:
     return [load_profile(known) for known in list_profiles()]
 
 
-def _write(result: Result, target: Path, options: dict[str, Any], seconds: float) -> None:
+def _write(result: Result, target: Path | None, options: dict[str, Any], seconds: float) -> None:
+    """Write the profile and, beside it, the record; show both. Without a target nothing is written but the plot."""
     from specsim.calibrate import plot
     from specsim.files import write_atomically
     from specsim.profiles import dump_profile
 
-    record = target.with_name(f"{target.stem}.record.json")
-    write_atomically(target, dump_profile(result.profile))
-    write_atomically(record, result.record.model_dump_json(by_alias=True, exclude_none=True))
+    record = None
+    if target is not None:
+        record = target.with_name(f"{target.stem}.record.json")
+        write_atomically(target, dump_profile(result.profile))
+        write_atomically(record, result.record.model_dump_json(by_alias=True, exclude_none=True))
     if options["plot"] is not None:
         plot(result, options["plot"])
         note(f"wrote {options['plot']}")
     for warning in result.warnings:
         note(f"warning: {warning}")
     if not options["as_json"]:
-        show(_page(result, target, record, seconds))
+        show(_page(result, _wrote(target, record, seconds)))
         return
     profile, samples = result.profile, result.record.samples
     document: dict[str, Any] = {
         "schema": "specsim.calibration/1",
-        "profile": str(target),
-        "record": str(record),
+        "profile": None if target is None else str(target),
+        "record": None if record is None else str(record),
         "seconds": round(seconds, 1),
         "measured": sum(s["status"] == "done" for s in samples),
         "failed": sum(s["status"] != "done" for s in samples),
@@ -359,7 +365,14 @@ def _command_line() -> str:
     return "specsim " + " ".join(sys.argv[1:]) if sys.argv[1:2] == ["calibrate"] else "specsim calibrate"
 
 
-def _page(result: Result, target: Path, record: Path, seconds: float) -> Page:
+def _wrote(target: Path | None, record: Path | None, seconds: float) -> str:
+    if target is None or record is None:
+        return "Wrote nothing: give -o FILE to keep the profile."
+    after = f" after {seconds:.0f} s" if seconds else ""
+    return f"Wrote {target} and {record.name}{after}."
+
+
+def _page(result: Result, wrote: str) -> Page:
     profile = result.profile
     yield Line(f"{profile.name}: seconds = fixed + ((bytes / bandwidth)^3 + (flops / peak)^3)^(1/3)", "title")
     rates = [
@@ -387,4 +400,4 @@ def _page(result: Result, target: Path, record: Path, seconds: float) -> Page:
     )
     yield Line(f"launch: {times}; {launch.note}")
     yield Line()
-    yield Line(f"Wrote {target} and {record.name} after {seconds:.0f} s.", "verdict")
+    yield Line(wrote, "verdict")
