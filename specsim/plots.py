@@ -317,7 +317,8 @@ def validation_plot(document: Document, path: Path) -> None:
             ]
             style = {**line(i), "linestyle": "none"}
             scatter.errorbar(x, [p["predicted"] for p in mine], yerr=error, elinewidth=0.7, label=phase, **style)
-            residual.plot(x, [100 * p["error"] for p in mine], label=phase, **style)
+            if phase != "host":  # a remainder, next to which any error is large
+                residual.plot(x, [100 * p["error"] for p in mine], label=phase, **style)
         values = [v for p in points for v in (p["observed"], p["predicted"])]
         ends = [min(values) * 0.8, max(values) * 1.25]
         scatter.plot(ends, ends, color=MUTED, linewidth=0.8)

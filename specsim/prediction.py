@@ -51,6 +51,7 @@ class Prediction(Shown):
     scenario: Scenario
     decode_ms: Quantity
     decode_tokens_per_s: Quantity
+    decode_host_ms: Quantity  # of `decode_ms`
     draft_ms: Quantity | None = None
     verify_ms: Quantity | None = None
     extend_ms: Quantity | None = None
@@ -202,7 +203,8 @@ def price(s: Scenario, machine: Machine) -> Priced:
     batch = float(s.batch.reshape(-1)[0])
     notes = tuple(_warnings(s, c.classes))
     parts = [*_parts("decode", c.decode), *_host_part("decode", c.decode_host, machine.terms_source)]
-    amounts = {"decode_ms": c.decode_s * 1e3, "decode_tokens_per_s": batch / c.decode_s}
+    amounts = {"decode_ms": c.decode_s * 1e3, "decode_tokens_per_s": batch / c.decode_s,
+               "decode_host_ms": c.decode_host * 1e3}  # fmt: skip
     if c.verify is None or c.cycle_host is None:
         known = dict(zip(amounts, Quantity.each(list(amounts.values())), strict=True))
         return Priced(Prediction(s, **known, memory=memory(s), parts=tuple(parts)), None, None, notes)  # type: ignore[arg-type]

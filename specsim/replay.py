@@ -18,7 +18,7 @@ from specsim.configs import load_config
 from specsim.errors import InputError
 from specsim.files import read_json
 from specsim.pages import Shown
-from specsim.prediction import Prediction, machine_of, predict
+from specsim.prediction import machine_of, predict
 from specsim.profiles import Profile
 from specsim.progress import track
 from specsim.provenance import Source, sources_of_all
@@ -48,7 +48,8 @@ Predictor = Callable[[Record, Point, "str | Profile | None"], Mapping[str, Inter
 class Pair:
     """One phase of one point: observed beside predicted. Times in ms; tokens_per_s in 1/s; break_even in tokens.
 
-    Of a load run (`record` ends in its rate) `batch` is the simulated mean and `context` that of a request.
+    Of a load run (`record` ends in its rate) `batch` is the simulated mean and `context` that of a request. `step`: of host
+    time, the observed ms of the step or cycle that it is a remainder of.
     """
 
     record: str
@@ -59,11 +60,17 @@ class Pair:
     predicted: float
     low: float
     high: float
+    step: float | None = None
 
     @property
     def error(self) -> float:
         """(predicted - observed) / observed."""
         return self.predicted / self.observed - 1
+
+    @property
+    def of_step(self) -> float:
+        """The error as a share of the step: that of a remainder, which may be next to nothing itself."""
+        return self.error if self.step is None else (self.predicted - self.observed) / self.step
 
     @property
     def covered(self) -> bool:
@@ -72,13 +79,14 @@ class Pair:
 
 @dataclass(frozen=True, repr=False)
 class Result(Shown):
-    """All pairs, worst first, and what was left out and why."""
+    """All pairs, worst first, and what was left out and why; `unreadable`: of that, the files that hold no whole record."""
 
     page_from = "specsim.replay_text"
 
     pairs: tuple[Pair, ...]
     skipped: tuple[str, ...] = ()
     sources: tuple[Source, ...] = ()  # of what was observed, and of what predicted it
+    unreadable: tuple[str, ...] = ()
 
     def of(self, phase: str) -> list[Pair]:
         return [p for p in self.pairs if p.phase == phase]
@@ -104,32 +112,38 @@ class Result(Shown):
             "points": points,
             "sources": list(self.sources),
             "skipped": list(self.skipped),
+            "unreadable": list(self.unreadable),
         }
 
     def over(self, limit: float | None) -> list[str]:
-        """A line for each judged phase whose median error is above `limit`; none without a limit."""
+        """A line for each judged phase whose median error is above `limit`, and one for records that could not be read and so
+        were not judged; none without a limit."""
         if limit is None:
             return []
         found = self.summary()
-        return [
-            f"{phase}: median error {found[phase]['median_abs_error']:.1%} is over {limit:.1%}"
-            for phase in JUDGED
-            if phase in found and found[phase]["median_abs_error"] > limit
-        ]
+        lines = [f"not judged: {len(self.unreadable)} of the files, which cannot be read"] if self.unreadable else []
+        for phase in JUDGED:
+            if phase in found and found[phase]["median_abs_error"] > limit:
+                lines.append(f"{phase}: median error {found[phase]['median_abs_error']:.1%} is over {limit:.1%}")
+        return lines
 
 
 def _summary(pairs: Sequence[Pair]) -> dict[str, Any]:
     errors = [abs(p.error) for p in pairs]
+    shares = [p.of_step for p in pairs if p.step is not None]
+    of_step = {"median_abs_error_of_step": statistics.median(map(abs, shares)), "worst_error_of_step": max(shares, key=abs)} if shares else {}  # fmt: skip
     return {
         "n": len(pairs),
         "median_abs_error": round(statistics.median(errors), 5),
         "worst_error": round(max(pairs, key=lambda p: abs(p.error)).error, 5),
         "interval_coverage": round(sum(p.covered for p in pairs) / len(pairs), 4),
+        **{name: round(value, 5) for name, value in of_step.items()},
     }
 
 
 def load(path: Path) -> tuple[list[Record], list[str]]:
-    """The validation and observation records in a folder (not below it) or one file, and lines on files left out.
+    """The validation and observation records in a folder (not below it) or one file, and lines on files that hold no whole
+    record, or one of a newer schema.
 
     Raises InputError when there is none.
     """
@@ -155,7 +169,7 @@ def load(path: Path) -> tuple[list[Record], list[str]]:
         if record.kind != "calibration":
             records.append(record)
         elif not path.is_dir():
-            skipped.append("a calibration's: `specsim calibrate --refit` reads it")
+            raise InputError("is a calibration's record", where=str(path), mend="`specsim calibrate --refit` reads it")
     if not records:
         why = f" ({skipped[0]})" if skipped else ""
         raise InputError(
@@ -189,7 +203,8 @@ def predict_point(record: Record, point: Point, hardware: str | Profile | None) 
         if q is not None and q.value > 0  # a phase that the scenario lacks: one step drafts nothing
     }
     if scenario.method == "none":
-        found["host"] = _decode_host(p)
+        q = p.decode_host_ms
+        found["host"] = (q.value, q.low, q.high)
     step = found.get("cycle") or found["decode"]
     tokens = 1e3 * (point.batch or 1) * (point.tokens_per_cycle or 1.0)
     found["tokens_per_s"] = (tokens / step[0], tokens / step[2], tokens / step[1])
@@ -198,11 +213,6 @@ def predict_point(record: Record, point: Point, hardware: str | Profile | None) 
         value = found["cycle"][0] / found["decode"][0]
         found["break_even"] = (value, value * q.low / q.value, value * q.high / q.value)
     return found
-
-
-def _decode_host(p: Prediction) -> Interval:
-    value = p.part_ms("decode", "host")
-    return (value, value, value)
 
 
 def scenario_of(record: Record, point: Point, hardware: str | Profile | None) -> Scenario:
@@ -247,7 +257,8 @@ def compare(
                 seen["break_even"] = point.cycle_ms.value / base
             for phase, value in seen.items():
                 if phase in said and value > 0:
-                    pairs.append(Pair(record.name, phase, point.batch, point.context, value, *said[phase]))
+                    step = seen.get("cycle") or seen.get("decode") if phase == "host" else None
+                    pairs.append(Pair(record.name, phase, point.batch, point.context, value, *said[phase], step))
     pairs.sort(key=lambda pair: -abs(pair.error))
     return pairs, [_left_out(name, why, points) for (name, why), points in skipped.items()]
 
@@ -356,9 +367,8 @@ def run(
     hardware: the profile to predict with, in place of each record's own. model, draft: see `complete`. Raises InputError
     when there is no record, or none can be predicted.
     """
-    records, left_out = load(Path(path))
+    records, unreadable = load(Path(path))
     records, unknown = complete(records, model, draft)
-    left_out += unknown
     pairs, skipped = compare(records, hardware, predictor)
     under_load, more = compare_loads(records, hardware)
     pairs = sorted([*pairs, *under_load], key=lambda pair: -abs(pair.error))
@@ -367,9 +377,8 @@ def run(
         why = [*unknown, *skipped, "nothing was observed"]
         raise InputError(f"no point could be predicted; {why[0]}", where=str(path))
     named = {pair.record for pair in pairs}
-    return Result(
-        tuple(pairs), (*left_out, *skipped), tuple(_sources([r for r in records if r.name in named], hardware))
-    )
+    sources = tuple(_sources([r for r in records if r.name in named], hardware))
+    return Result(tuple(pairs), (*unreadable, *unknown, *skipped), sources, tuple(unreadable))
 
 
 def _sources(records: Sequence[Record], hardware: str | None) -> Iterator[Source]:

@@ -1,4 +1,5 @@
-"""A replay for people: errors by phase, and the worst pairs."""
+"""A replay for people: errors by phase, and the worst pairs. Host time is what a step's phases leave of it, often next to nothing:
+its error is shown as a share of the step, and it is not among the worst."""
 
 from __future__ import annotations
 
@@ -12,26 +13,23 @@ PAIRS = 20  # of the worst that are shown
 def page(result: Result) -> Page:
     """The replay as people see it."""
     yield Line("Predicted against observed", "title")
-    phases = [
-        (
-            phase,
-            str(s["n"]),
-            f"{s['median_abs_error']:.1%}",
-            f"{s['worst_error']:+.1%}",
-            f"{s['interval_coverage']:.0%}",
-        )
-        for phase, s in result.summary().items()
-    ]
+    phases = []
+    for phase, found in result.summary().items():
+        kind = "_of_step" if "worst_error_of_step" in found else ""
+        middle, worst = found[f"median_abs_error{kind}"], found[f"worst_error{kind}"]
+        shown = (f"{phase}, of the step" if kind else phase, str(found["n"]), f"{middle:.1%}", f"{worst:+.1%}")
+        phases.append((*shown, f"{found['interval_coverage']:.0%}"))
     yield grid(("phase", ">n", ">median error", ">worst", ">in 80 % interval"), phases)
     yield Line()
-    worst = []
-    for p in result.pairs[:PAIRS]:
+    rows = []
+    pairs = [pair for pair in result.pairs if pair.step is None]
+    for p in pairs[:PAIRS]:
         error = f"{p.error:+.1%}{' ' if p.covered else '*'}"
         times = (short(p.observed), short(p.predicted), f"{short(p.low)}..{short(p.high)}")
-        worst.append((p.record, p.phase, f"{p.batch}, {p.context}", error, *times))
+        rows.append((p.record, p.phase, f"{p.batch}, {p.context}", error, *times))
     heads = ("record", "phase", ">batch, context", ">error ", ">observed", ">predicted", ">80 % interval")
-    yield grid(heads, worst, "worst first", keys=3)
-    if len(result.pairs) > PAIRS:
-        yield Line(f"{len(result.pairs) - PAIRS} more pairs: --json lists all.", "faint")
+    yield grid(heads, rows, "worst first", keys=3)
+    if len(result.pairs) > len(rows):
+        yield Line(f"{len(result.pairs) - len(rows)} more pairs: --json lists all.", "faint")
     units = "Times in ms, throughput in tokens a second, break_even in tokens a cycle."
     yield Line(f"{units} * observed outside the interval.", "faint")

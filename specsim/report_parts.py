@@ -197,7 +197,12 @@ def _simulation(document: Document) -> Iterator[Part]:
 def _validation(document: Document) -> Iterator[Part]:
     columns = {"phase": "phase", "n": "n", "median_abs_error": "median error", "worst_error": "worst", "interval_coverage": "in the 80 % interval"}  # fmt: skip
     percents = ("median_abs_error", "worst_error", "interval_coverage")
-    rows = [{"phase": phase.replace("_", " "), "n": s["n"], **{k: f"{s[k]:.1%}" for k in percents}} for phase, s in document["phases"].items()]  # fmt: skip
+    rows = []
+    for phase, s in document["phases"].items():
+        of_step = "worst_error_of_step" in s  # host time, a remainder
+        figures = {k: s.get(f"{k}_of_step", s[k]) for k in percents}
+        name = phase.replace("_", " ") + (", of the step" if of_step else "")
+        rows.append({"phase": name, "n": s["n"], **{k: f"{v:.1%}" for k, v in figures.items()}})
     yield "Errors by phase", table_of(rows, columns)
 
 

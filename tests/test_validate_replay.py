@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from specsim import replay
 from specsim.cli import group
+from specsim.commands.validate import command
 from specsim.errors import InputError
 from specsim.records import Correction, EngineRun, Point, Quantity, Record
 from specsim.replay import Interval, compare, load, observed, predict_point
@@ -55,6 +56,49 @@ def test_errors_and_coverage_by_hand() -> None:
     assert result.over(None) == []
     assert result.over(0.3) == []
     assert result.over(0.2) == ["decode: median error 25.0% is over 20.0%"]
+
+
+def test_host_time_is_judged_as_a_part_of_its_step() -> None:
+    """Host 0.01 ms of a decode of 8 where 10 is predicted: 1,000 times as long, and 9.99 / 8 = 125 % of the step. It is in the
+    table of phases as that, and not among the worst, which the decode leads with 10 / 8 = +25 %."""
+    point = decode(1, 8)
+    point.host_ms = Quantity(value=0.01)
+    (host, other), _ = compare([record("a", [point])], None, stub)
+    assert (host.phase, host.of_step) == ("host", pytest.approx(9.99 / 8))
+    assert (other.phase, other.of_step) == ("decode", pytest.approx(0.25))
+    shown = str(replay.Result((host, other)))
+    phases, worst = shown.split("worst first")
+    assert "host, of the step  1        124.9%" in phases
+    assert "host" not in worst
+    assert "+25.0%" in worst
+
+
+def test_host_time_of_plain_decoding_has_an_interval() -> None:
+    """40 us that are known to 75 %: an 80 % interval of nearly 1.28 x 30 us to each side, above 0."""
+    records, _ = load(ROOT / "validation" / "llama8b-base.json")
+    value, low, high = predict_point(records[0], records[0].points[0], None)["host"]
+    assert value == pytest.approx(0.040)
+    assert 0 <= low < 0.01
+    assert 0.065 < high < 0.09
+
+
+def test_a_file_that_cannot_be_read_does_not_pass_a_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One whole record and a torn one: told, in the JSON too, and an exit code of 1 where a limit is given."""
+
+    def ended(*more: str) -> int:
+        return int(command.main(["--records", str(tmp_path), "--json", *more], standalone_mode=False))
+
+    whole = (ROOT / "validation" / "llama8b-e3-s3-ctx.json").read_text()
+    (tmp_path / "whole.json").write_text(whole)
+    assert ended("--fail-over", "50%") == 0
+    capsys.readouterr()
+    (tmp_path / "torn.json").write_text(whole[: len(whole) // 2])
+    assert ended("--fail-over", "50%") == 1
+    said = capsys.readouterr()
+    assert "torn.json" in json.loads(said.out)["unreadable"][0]
+    assert "left out: " in said.err
+    assert "not judged: 1 of the files, which cannot be read" in said.err
+    assert ended() == 0
 
 
 def test_break_even_needs_the_same_server_without_speculation() -> None:
@@ -203,7 +247,7 @@ def test_a_config_that_names_no_architecture_is_predicted_by_its_sizes(names: An
 def test_the_record_of_a_calibration_is_told_apart(tmp_path: Path) -> None:
     path = tmp_path / "box.record.json"
     path.write_text(Record(kind="calibration", name="box", date="2026-01-01").model_dump_json(by_alias=True))
-    with pytest.raises(InputError, match="a calibration's: `specsim calibrate --refit` reads it"):
+    with pytest.raises(InputError, match="is a calibration's record; `specsim calibrate --refit` reads it"):
         load(path)
 
 
