@@ -92,9 +92,10 @@ def breakeven(d: Diagnosis) -> str:
 
 def _cycle(d: Diagnosis) -> str:
     """What a break-even rests on: measured or predicted."""
-    cycle = any(d.observed(kind) is not None for kind in ("cycle", "rate", "verify"))
+    given = {"cycle": "this cycle", "rate": "this cycle", "verify": "this verify"}
+    cycle = next((words for kind, words in given.items() if d.observed(kind) is not None), "the predicted cycle")
     plain = "" if d.observed("decode") is not None else ", and a plain decode step as predicted,"
-    return f"With {'this' if cycle else 'the predicted'} cycle{plain}"
+    return f"With {cycle}{plain}"
 
 
 def _implied(d: Diagnosis) -> float | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -279,10 +279,9 @@ def build(
         warnings.append(f"acceptance: {acceptance.source}")
     if acceptance is not None and max(np.size(steps), np.size(tokens)) == 1:
         warnings += acceptance.warnings(_scalar(steps, "--num-steps"), branch, _scalar(tokens, "--draft-tokens"))
-    unknown = set(eager) - set(PHASES)
-    if unknown:
-        first = sorted(unknown)[0]
-        raise InputError(f"unknown phase {first!r}", where="--eager", mend=did_you_mean(first, PHASES))
+    _check_phases(eager)
+    if kind != "none" and not options.get("disable_cuda_graph"):
+        warnings += _unlike(eager)
     _cap(described, options, rows, kind, warnings)
     target = _served(target, options, warnings)
     known_routing = parse(routing) if isinstance(routing, str) else routing
@@ -494,6 +493,26 @@ def _checkpoint(given: str | Model | None, model: Model) -> str:
         path = Path(given)
         return str(path if path.is_dir() else path.parent)
     return model.name
+
+
+def _check_phases(eager: Iterable[str]) -> None:
+    """Raise InputError for what is no phase, and for several in one."""
+    for phase in sorted(set(eager) - set(PHASES)):
+        several = [part.strip() for part in phase.split(",") if part.strip()]
+        lists = len(several) > 1 and set(several) <= set(PHASES)
+        mend = (
+            f"give one at a time: {' '.join(f'--eager {p}' for p in several)}" if lists else did_you_mean(phase, PHASES)
+        )
+        raise InputError(f"unknown phase {phase!r}", where="--eager", mend=mend)
+
+
+def _unlike(eager: Iterable[str]) -> Iterator[str]:
+    """Said where the baseline and the verify are launched differently, so that a break-even compares two servers."""
+    both = "compares two servers; --eager decode --eager verify is one without graphs"
+    if "decode" in eager and "verify" not in eager:
+        yield f"plain decoding runs without CUDA graphs and the verify in them: the break-even {both}"
+    elif "verify" in eager and "decode" not in eager:
+        yield f"the verify runs without CUDA graphs and plain decoding in them: the break-even {both}"
 
 
 def _served(model: Model, options: Mapping[str, Any], warnings: list[str]) -> Model:

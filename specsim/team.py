@@ -155,7 +155,8 @@ def read(
 def _is_of(error: InputError, word: str) -> bool:
     """Whether an error that names no option is of this name, file or folder."""
     if error.where:
-        return error.where == word or error.where.startswith((f"{word}/", f"{word}, "))
+        spellings = {word, str(Path(word))}  # "./box.yaml" is told as box.yaml
+        return any(error.where == name or error.where.startswith((f"{name}/", f"{name}, ")) for name in spellings)
     return repr(word) in error.what
 
 

@@ -38,6 +38,8 @@ def _speculation(p: Prediction) -> str:
     if not p.reachable:
         return f"Speculation cannot pay here: it would need {need}, which no drafter gives with {d:g} draft tokens."
     if p.speedup is None or p.accept_length is None:
+        if p.breakeven_length.value < 1:
+            return f"Speculation pays with any drafter: a cycle takes {p.breakeven_length} of a decode step, and gains a token or more."
         return f"Speculation pays above {need}, an accept rate of {p.breakeven_rate}."
     change = p.speedup.value - 1
     sure = p.speedup.low > 1 or p.speedup.high < 1

@@ -74,6 +74,7 @@ WRONG = {
     "predict --engine sglan": "did you mean 'sglang'",
     "predict --method eagel3": "did you mean 'eagle3'",
     "predict --eager verfy": "did you mean 'verify'",
+    "predict --eager decode,verify": "give one at a time: --eager decode --eager verify",
     "predict --routing unifrom": "did you mean 'uniform'",
     "predict --routing zipf:x": "for example zipf:0.8",
     "predict --tp 3": "--tp: tp 3 does not divide 64 attention heads",

@@ -502,9 +502,11 @@ def test_throughput_and_cycle_overrule_the_acceptance_that_was_read(capsys: pyte
 
 def test_a_break_even_says_what_was_not_measured(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, *LLAMA, "--verify-ms", "9")
-    assert "a plain decode step as predicted" in out
+    assert "With this verify, and a plain decode step as predicted, " in out
     _, out, _ = run(capsys, *LLAMA, "--decode-ms", "5")
     assert "With the predicted cycle" in out
+    _, out, _ = run(capsys, *LLAMA, "--decode-ms", "5", "--cycle-ms", "9")
+    assert "With this cycle speculation" in out
 
 
 def test_a_server_that_does_not_speculate_has_tests_too(capsys: pytest.CaptureFixture[str]) -> None:

@@ -336,6 +336,26 @@ def test_a_method_finds_the_draft_that_serves_it(capsys: pytest.CaptureFixture[s
     assert p["scenario"]["draft"] == "qwen3-8b-eagle3"
 
 
+@pytest.mark.parametrize(
+    ("eager", "noted"),
+    [(["decode"], True), (["verify"], True), (["decode", "verify"], False), (["draft"], False), ([], False)],
+)
+def test_a_baseline_launched_unlike_the_verify_is_told(
+    capsys: pytest.CaptureFixture[str], eager: list[str], noted: bool
+) -> None:
+    """Launches one by one make a decode step of 8B cost three cycles in graphs: the break-even is below the one token that each
+    cycle gains, and no drafter's merit."""
+    given = [word for phase in eager for word in ("--eager", phase)]
+    model = ("--model", "Llama-3.1-8B", "--draft", "llama3-8b-eagle3", "--hardware", "1x-h200")
+    p = document(capsys, *model, *given)
+    told = [w for w in p["warnings"] if "the break-even compares two servers" in w]
+    assert len(told) == noted
+    below = eager == ["decode"]
+    assert (p["breakeven"]["accept_length"]["value"] < 1) == below
+    _, out, _ = run(capsys, "predict", *model, *given)
+    assert ("Speculation pays with any drafter: a cycle takes 0.3" in out) == below
+
+
 def test_eager_lists_phases_that_exist(capsys: pytest.CaptureFixture[str]) -> None:
     assert document(capsys, "--method", "none")["scenario"]["eager"] == []
     assert document(capsys, "--draft-tokens", "3", "--eager", "verify")["scenario"]["eager"] == ["verify"]

@@ -89,6 +89,21 @@ def test_what_the_line_gives_wins_and_takes_along_what_would_contradict_it(
         ("scenario: {tp: 7}", "specsim.yaml, key scenario.tp: tp 7 does not divide"),
         ("scenario: {tp: }", "specsim.yaml, key scenario.tp: is not a plain value"),
         ("scenario: 8", "specsim.yaml, key scenario: is not a mapping"),
+        (
+            "scenario: {hardware: 1x-h20}",
+            "specsim.yaml, key scenario.hardware: no hardware profile '1x-h20'; did you mean '1x-h200'",
+        ),
+        ("scenario: {hardware: box.yaml}", "specsim.yaml, key scenario.hardware: box.yaml: no such hardware profile"),
+        ("scenario: {hardware: ./box.yaml}", "specsim.yaml, key scenario.hardware: box.yaml: no such hardware profile"),
+        ("scenario: {draft: ./mine/config.json}", "specsim.yaml, key scenario.draft: ./mine/config.json: no such"),
+        (
+            "scenario: {draft-tokens: three}",
+            "specsim.yaml, key scenario.draft-tokens: 'three' is not a whole number; for example 4",
+        ),
+        (
+            "scenario: {eager: 'decode,verify'}",
+            "specsim.yaml, key scenario.eager: unknown phase 'decode,verify'; give one at a time",
+        ),
         ("- 8", "specsim.yaml: is not a mapping"),
         ("predict: {explain: 1}", "specsim.yaml, key predict.explain: is 1; write true or false"),
         ("a: b: c", "specsim.yaml, line 1: is not YAML"),
