@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from specsim.cycle import evaluate
 from specsim.engines import Engine, load_engine
 from specsim.errors import InputError, did_you_mean
+from specsim.fit_runs import needed
 from specsim.machine import Machine, lift
 from specsim.pages import Shown
 from specsim.prediction import machine_of
@@ -52,31 +53,6 @@ LOWEST = {
     "verify_layer_us": -np.inf,
     "eager_factor": 0.1,
     "eager_experts": 0.1,
-}
-
-# The run that shows a term, for people who lack it.
-RUNS = {
-    "kernel_gap_us": "runs of models with many and with few kernels a layer, in graphs at batch 1",
-    "row_layer_us": "a run at batch 32 or more",
-    "verify_layer_us": "a run with speculation and one without of the same model, at batch 1",
-    "allreduce_skew_us": "a run with --tp 2 or more",
-    "draft_step_us": "a run with 3 or more draft steps whose phases are timed (SGLANG_ENABLE_METRICS_DEVICE_TIMER=1)",
-    "decode_host_us": "a run without speculation of a model whose step takes 2 to 5 ms",
-    "prefill_host_us": "runs under load; steady runs say nothing about prefills",
-    "cycle_host_us": "a run with speculation whose phases are timed, of a model whose cycle takes 3 to 8 ms",
-    "decode_cpu_us": "a run without speculation with --disable-cuda-graph, or of a model whose step takes below 1 ms",
-    "cycle_cpu_us": "a run with speculation and --disable-cuda-graph",
-    "sequence_cpu_us": "a run without speculation at batch 256 or more, of a model whose step takes below 3 ms there",
-    "serial_cpu_us": "a run with speculation and --disable-overlap-schedule",
-    "rank_cpu_us": "a run with speculation and --tp 2 or more, of a model whose cycle takes below 8 ms",
-    "tree_step_us": "a run with --speculative-eagle-topk 2 or more whose phases are timed",
-    "tree_cpu_us": "a run with --speculative-eagle-topk 2 or more, of a model whose cycle takes below 10 ms",
-    "ngram_host_us": "a run with --speculative-algorithm NGRAM at batch 1",
-    "ngram_sequence_us": "a run with --speculative-algorithm NGRAM at batch 32 or more",
-    "ngram_verify_us": "a run with --speculative-algorithm NGRAM whose phases are timed",
-    "eager_gap_us": "a run with speculation whose draft extend runs without a graph and is timed",
-    "eager_factor": "a run with --disable-cuda-graph",
-    "eager_experts": "a run of a model with experts and one of a model without, both with --disable-cuda-graph",
 }
 
 
@@ -327,7 +303,7 @@ def fit(cases: Sequence[Case], terms: Sequence[str] | None = None) -> Fit:
         # The weakest alone, since another may then be told; but all those of which nothing is known, on which none depends.
         unknown = np.flatnonzero(solution.shares < UNKNOWN).tolist()
         gone = sorted({weakest, *unknown}, key=lambda i: float(solution.shares[i]))
-        unseen = {names[i]: _why(names, i, solution) for i in gone}
+        unseen = {names[i]: _why(names, i, solution, cases) for i in gone}
         if terms is not None:
             name, needed = unseen[names[weakest]]
             raise InputError(f"{name}: the records do not identify it", where="--terms", mend=needed)
@@ -366,7 +342,7 @@ def _known(name: str, prior: Mapping[str, Any]) -> str:
     return full
 
 
-def _why(names: Sequence[str], place: int, solution: _Solution) -> tuple[str, str]:
+def _why(names: Sequence[str], place: int, solution: _Solution, cases: Sequence[Case]) -> tuple[str, str]:
     """The term's short name, and what is missing with the run that would show it."""
     name = _short(names[place])
     others = np.abs(solution.correlations[place]) - np.eye(len(names))[place]
@@ -375,7 +351,7 @@ def _why(names: Sequence[str], place: int, solution: _Solution) -> tuple[str, st
     told = f"{share:.0%} of what is known about it comes from the records"
     if others[nearest] > 0.8:
         told += f", which cannot tell it from {_short(names[nearest])}"
-    return name, f"{told}; needs {RUNS.get(names[place], 'other runs')}"
+    return name, f"{told}; needs {needed(names[place], cases)}"
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from specsim.commands.fit import command
 from specsim.engine_fit import Case, Seen, cases_of, fit, leave_one_out, priors, split, summary, with_terms
 from specsim.engines import load_engine
 from specsim.errors import InputError
+from specsim.fit_runs import RUNS, needed
 from specsim.machine import build
 from specsim.models import Model
 from specsim.prediction import machine_of
@@ -103,8 +104,29 @@ def test_terms_that_no_record_shows_stay_and_the_run_is_named() -> None:
 
 def test_every_term_names_the_run_that_shows_it() -> None:
     prior = priors(builders.scenario().engine)
-    assert set(engine_fit.RUNS) == set(prior)
+    assert set(RUNS) == set(prior)
     assert all(spread > 0 for _, spread in prior.values())
+
+
+@pytest.mark.parametrize(
+    ("names", "held"),
+    [
+        (["llama8b-base"], {"row_layer_us", "decode_host_us"}),
+        (["llama8b-base-eager"], {"decode_cpu_us", "eager_factor"}),
+        (["llama8b-base", "llama8b-e3-s3", "qwen3-30b-a3b-base", "llama8b-base-eager", "qwen3-30b-a3b-base-eager"],
+         {"kernel_gap_us", "row_layer_us", "verify_layer_us", "draft_step_us", "decode_host_us", "cycle_host_us", "decode_cpu_us",
+          "eager_factor", "eager_experts"}),
+        (["llama8b-tp2-e3-s3", "llama8b-e3-tree", "llama8b-ngram-d4", "llama8b-e3-s3-no-overlap", "llama8b-e3-s3-eager"],
+         {"allreduce_skew_us", "tree_step_us", "ngram_host_us", "ngram_sequence_us", "ngram_verify_us",
+          "serial_cpu_us", "cycle_cpu_us", "draft_step_us", "cycle_host_us", "eager_factor", "eager_gap_us", "row_layer_us"}),
+    ],
+)  # fmt: skip
+def test_a_run_that_the_records_hold_is_not_asked_for(names: list[str], held: set[str]) -> None:
+    """Where a term is not known though such a run is there, more of its kind are needed, and that is said."""
+    records = [load(ROOT / "validation" / f"{name}.json")[0][0] for name in names]
+    cases = cases_of(records)[0]
+    assert {term for term in RUNS if needed(term, cases).startswith("more records, or steadier ones")} == held
+    assert needed("prefill_host_us", cases) == "runs under load; steady runs say nothing about prefills"
 
 
 def test_held_out_records_have_no_say() -> None:
