@@ -6,7 +6,9 @@ What one GPU does alone was measured on a machine with one H200 (`1x-h200`, and 
 weights scaled in blocks), DeepGEMM's experts and products of small inner width on others (`1x-h200-deepgemm`,
 `1x-h200-deepseek-v2-lite`); products, attention and small kernels again on another, where attention over one row is timed as
 SGLang runs it and an elementwise kernel is the engine's (`1x-h200-again`); fp8 experts of one shape again, where some sizes had taken
-a sixth longer (`1x-h200-qwen3-30b-a3b-fp8`). A machine with two was calibrated as it is
+a sixth longer (`1x-h200-qwen3-30b-a3b-fp8`). Since then products of many rows are timed with pauses as in a server (`1x-h200-gemm`),
+experts at a prefill's rows too (`1x-h200-experts`), and those with MXFP4 weights for the first time (`1x-h200-mxfp4`). What is measured
+again takes the place of what was. A machine with two was calibrated as it is
 (`2x-h200`), again to show how far two agree, and with peer access off: all-reduces and copies are of these, FlashInfer's
 of another (`2x-h200-flashinfer`). Those called "-earlier" are of other machines, by earlier releases, and those of a model's
 own shapes are compared in docs/accuracy.md.
@@ -32,7 +34,7 @@ def read(name: str) -> dict[str, Any]:
 
 def main() -> None:
     names = ("1x-h200", "1x-h200-blockwise", "1x-h200-deepgemm", "1x-h200-deepseek-v2-lite", "1x-h200-again",
-             "1x-h200-qwen3-30b-a3b-fp8")  # fmt: skip
+             "1x-h200-qwen3-30b-a3b-fp8", "1x-h200-gemm", "1x-h200-experts", "1x-h200-mxfp4")  # fmt: skip
     alone = [read(name) for name in names]
     for document, operator in ((alone[3], "gemm_bf16"), (alone[5], "moe_fp8")):
         document["samples"] = [s for s in document["samples"] if s["operator"] == operator]

@@ -45,10 +45,12 @@ class Term:
 
 
 class InBlocks(NamedTuple):
-    """Kernels of fp8 weights scaled in blocks, as the end of the class's name; "" where the class itself is priced."""
+    """Kernels of fp8 weights scaled in blocks, as the end of the class's name; "" where the class itself is priced. around: those
+    of experts whose class is of the products alone (`Engine.around_experts`)."""
 
     products: str = ""
     experts: str = ""
+    around: str = ""
 
 
 USUAL = InBlocks()
@@ -246,6 +248,11 @@ class Engine:
             return "deepgemm" if exchanged and here and self._deepgemm(options) else ""
         found: str = rules["by_flag"].get(flag, flag)
         return "" if found in rules["usual"].get(format, ()) else found
+
+    def around_experts(self, compute_capability: str | None, format: str) -> str:
+        """The usual kernels of a format, by name, where what runs around them is no part of the class "moe_..."; else ""."""
+        rules: Mapping[str, Any] = self.policy.get("expert_kernels", {}).get("products_alone", {})
+        return str(_of_gpu({"other": "", **rules.get(format, {})}, compute_capability))
 
     def _deepgemm(self, options: Mapping[str, Any]) -> bool:
         """Whether no variable turns DeepGEMM off."""

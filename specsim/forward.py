@@ -263,6 +263,7 @@ def layer_operators(
         if rate == "moe_fp8_deepgemm":
             yield from _around_deepgemm(e, model, parallel, engine)
         yield from _extras(engine, "moe", model.hidden)
+        yield from _extras(engine, f"moe_{in_blocks.around}", model.hidden)
         if e.by_groups:
             yield from _extras(engine, "groups", model.hidden)
     if parallel.tp > 1:

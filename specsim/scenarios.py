@@ -119,7 +119,9 @@ class Scenario:
         """The kernels that fp8 weights scaled in blocks are priced by. Experts' other kernels are not the whole path, which
         is priced where the profile lacks them."""
         measured = f"moe_fp8_{self.expert_kernels}" in self.profile.operators
-        return InBlocks(self.block_products, self.expert_kernels if measured else "")
+        usual = "" if self.expert_kernels or self.model.experts is None else self.model.experts.format.name
+        around = self.engine.around_experts(self.profile.gpu.compute_capability, usual)
+        return InBlocks(self.block_products, self.expert_kernels if measured else "", around)
 
     def tree_block(self, phase: str) -> int:
         """Tokens in a block of the second attention call of a draft step or verify over a tree; 0: there is none."""

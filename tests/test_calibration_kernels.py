@@ -342,13 +342,15 @@ def test_many_rows_are_measured_at_the_clocks_that_a_server_keeps(
     monkeypatch.setattr(gemm, "in_graph", lambda context, calls: warmed.update({rows: 0.0}))
     monkeypatch.setattr(gemm, "pauses", lambda context, seconds: paused.update({rows: seconds}) or [])
 
-    def in_place(context: Context, calls: Any, before: Any, *, warm_s: float) -> None:
+    def in_place(context: Context, calls: Any, before: Any, *, warm_s: float) -> Measurement:
         before(9e-6)
         warmed[rows] = warm_s
+        return Measurement([1e-5], extras={"alone": {"median": 8e-6}, "pairs": 4})
 
     monkeypatch.setattr(gemm, "in_place", in_place)
     for rows in (128, 256, 2048):
-        gemm.run(context, gemm._case("bf16", rows, 64, 64))
+        measured = gemm.run(context, gemm._case("bf16", rows, 64, 64))
+    assert measured.extras == {"burst": {"median": 8e-6}, "pairs": 4}
     assert warmed[128] == 0 < warmed[256] == warmed[2048]
     assert paused == {256: pytest.approx(1.98e-6), 2048: pytest.approx(1.98e-6)}
     planned = {(c.params["rows"], c.params["n"]) for c in gemm.cases(context) if c.params["rows"] > 128}
