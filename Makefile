@@ -15,7 +15,7 @@ serve: $(VENV)/serve.stamp  ## the planner page
 	$(BIN)/specsim serve
 
 test: $(VENV)/test.stamp
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist worksteal  # compiled once, not in every process of the tests
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .

@@ -8,15 +8,15 @@ much.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specsim.hypotheses import FAULTS, Fault
-from specsim.posterior import WORTH, Posterior, spread
-from specsim.probes import Probe
+from specsim.posterior import WORTH, Posterior, spreads
+from specsim.probes import Probe, chance
 from specsim.progress import track
 from specsim.quantities import Quantity
 from specsim.scenarios import Scenario
@@ -195,9 +195,14 @@ def appraise(found: Posterior, tests: Sequence[Experiment], seed: int = 0) -> li
         predicted = [{f: found.boxes.predict_at(p, f, references[f]) for f in FAULTS} for p in test.probes]
         true = [{f: found.boxes.predict_at(p, f, truths[f]) for f in weights} for p in test.probes]
         bits = _information(test.probes, weights, true, predicted, rng)
-        out.append(Appraisal(test, bits, tuple({f.id: spread(v) for f, v in p.items()} for p in predicted)))
+        out.append(Appraisal(test, bits, tuple(_spreads(p) for p in predicted)))
     most = max((a.bits for a in out), default=0.0)
     return sorted(out, key=lambda a: (a.bits < FEW * most, -a.rate))
+
+
+def _spreads(predicted: Mapping[Fault, Array]) -> dict[str, Quantity]:
+    """By fault, as `posterior.spread`."""
+    return dict(zip([f.id for f in predicted], spreads(np.stack(list(predicted.values()))), strict=True))
 
 
 def _information(
@@ -211,19 +216,28 @@ def _information(
     faults = list(weights)
     prior = np.array([weights[f] for f in faults])
     left = 0.0
+    known = [  # what each fault predicts: shape (1, faults, references), or one chance each
+        np.asarray([[[chance(p, g)] for g in faults]])
+        if p.binary
+        else p.scaled(np.stack([at[g] for g in faults])[None])
+        for p, at in zip(probes, predicted, strict=True)
+    ]
     for f in faults:
         n = len(true[0][f])
-        logs = np.zeros((n, len(faults), REFERENCES))
-        for p, truth, reference in zip(probes, true, predicted, strict=True):
-            known = np.stack([reference[g] for g in faults])[None]
+        logs: Array = np.zeros((n, len(faults), 1))
+        for p, truth, reference in zip(probes, true, known, strict=True):
             if p.binary:
                 yes = (rng.random(n) < truth[f])[:, None, None]
-                logs += np.log(np.where(yes, known, 1 - known))
+                logs = logs + np.log(np.where(yes, reference, 1 - reference))
             else:
                 seen = p.scaled(truth[f]) + rng.standard_normal(n)
-                logs -= 0.5 * (seen[:, None, None] - p.scaled(known)) ** 2
-        top = logs.max(axis=(1, 2), keepdims=True)
-        joint = prior * np.mean(np.exp(logs - top), axis=2)
+                off = seen[:, None, None] - reference
+                off *= off  # in place: the arrays are large
+                off *= -0.5
+                off += logs
+                logs = off
+        logs -= logs.max(axis=(1, 2), keepdims=True)
+        joint = prior * np.mean(np.exp(logs, out=logs), axis=2)
         after = joint / joint.sum(axis=1, keepdims=True)
         left += weights[f] * float(np.mean(_entropy(after)))
     return max(float(_entropy(prior[None])[0]) - left, 0.0)

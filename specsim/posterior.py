@@ -128,5 +128,10 @@ def _effective(logs: Array) -> float:
 
 def spread(values: Array) -> Quantity:
     """Median and 80 % interval of draws."""
-    low, middle, high = np.quantile(values, (LOW, 0.5, HIGH))
-    return Quantity(float(middle), float(low), float(high))
+    return spreads(values[None])[0]
+
+
+def spreads(values: Array) -> list[Quantity]:
+    """The same of each row."""
+    low, middle, high = np.quantile(values, (LOW, 0.5, HIGH), axis=1).tolist()
+    return [Quantity(*three) for three in zip(middle, low, high, strict=True)]

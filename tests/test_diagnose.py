@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import io
 import json
 import re
 import sys
@@ -16,6 +17,7 @@ from builders import scenario as small_scenario
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specsim import diagnosed
 from specsim.cli import main
 from specsim.diagnosis import diagnose
 from specsim.experiments import appraise, candidates
@@ -51,6 +53,16 @@ def document(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, A
     return parsed
 
 
+@pytest.fixture(scope="module")
+def field() -> dict[str, Any]:
+    """The document of the field case, for tests that only read it."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), pytest.raises(SystemExit):
+        main(["diagnose", *FIELD, "--json"])
+    parsed: dict[str, Any] = json.loads(out.getvalue())
+    return parsed
+
+
 def weights(d: dict[str, Any]) -> dict[str, float]:
     return {h["id"]: h["weight"] for h in d["hypotheses"]}
 
@@ -71,9 +83,8 @@ def log(
 # --- the field case ---------------------------------------------------------------------------------------------
 
 
-def test_two_step_times_cannot_tell(capsys: pytest.CaptureFixture[str]) -> None:
-    d = document(capsys, *FIELD)
-    w = weights(d)
+def test_two_step_times_cannot_tell(field: dict[str, Any]) -> None:
+    d, w = field, weights(field)
     assert set(w) == IDS
     assert sum(w.values()) == pytest.approx(1)
     assert not d["separable"]
@@ -88,8 +99,8 @@ def test_two_step_times_cannot_tell(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_weights_repeat_from_seed_to_seed(capsys: pytest.CaptureFixture[str], seed: int) -> None:
-    a, b = weights(document(capsys, *FIELD)), weights(document(capsys, *FIELD, "--seed", str(seed)))
+def test_weights_repeat_from_seed_to_seed(capsys: pytest.CaptureFixture[str], field: dict[str, Any], seed: int) -> None:
+    a, b = weights(field), weights(document(capsys, *FIELD, "--seed", str(seed)))
     assert max(abs(a[k] - b[k]) for k in a) < 0.03
 
 
@@ -115,17 +126,16 @@ def test_one_test_settles_it(capsys: pytest.CaptureFixture[str], observed: tuple
     assert max(w, key=lambda k: w[k]) in kept
 
 
-def test_predictions_follow_what_each_explanation_means(capsys: pytest.CaptureFixture[str]) -> None:
+def test_predictions_follow_what_each_explanation_means(field: dict[str, Any]) -> None:
     """Plain decode at batch 3: as slow as verify when the all-reduce is; as on a healthy box when the launches are."""
-    d = document(capsys, *FIELD)
-    test = next(e for e in d["experiments"] if e["id"] == "decode-batch-3-4")
+    test = next(e for e in field["experiments"] if e["id"] == "decode-batch-3-4")
     assert test["minutes"] == 3
     assert "--batch-size 3 4" in test["command"]
     eager, steep = test["predictions"]["verify-eager"], test["predictions"]["allreduce-steep"]
     assert 14 < eager["value"] < 18
     assert 26 < steep["value"] < 34
     assert eager["high"] < steep["low"]
-    for h in d["hypotheses"][:2]:
+    for h in field["hypotheses"][:2]:
         assert h["predicts"]["decode_ms"]["value"] == pytest.approx(12.1, rel=0.05)
         assert h["predicts"]["verify_ms"]["value"] == pytest.approx(29.5, rel=0.05)
 
@@ -413,19 +423,17 @@ def test_a_measured_verify_is_part_of_the_cycle_whatever_explains_it(capsys: pyt
 @pytest.mark.parametrize(
     ("times", "said"),
     [
-        (("--decode-ms", "7", "--verify-ms", "3"), "cannot be"),
-        (("--decode-ms", "7", "--verify-ms", "9", "--cycle-ms", "8"), "the verify inside it takes 9 ms"),
-        (("--decode-ms", "0.005", "--verify-ms", "0.006"), "in seconds?"),
-        (("--decode-ms", "7", "--verify-ms", "7000"), "nothing explains"),
+        ({"decode_ms": 7, "verify_ms": 3}, "cannot be"),
+        ({"decode_ms": 7, "verify_ms": 9, "cycle_ms": 8}, "the verify inside it takes 9 ms"),
+        ({"decode_ms": 0.005, "verify_ms": 0.006}, "in seconds?"),
+        ({"decode_ms": 7, "verify_ms": 7000}, "nothing explains"),
     ],
 )
-def test_numbers_that_cannot_be_give_no_verdict(
-    capsys: pytest.CaptureFixture[str], times: tuple[str, ...], said: str
-) -> None:
-    d = document(capsys, *LLAMA, *times)
-    assert any(said in w for w in d["warnings"])
-    assert d["separable"] is False
-    _, out, _ = run(capsys, *LLAMA, *times)
+def test_numbers_that_cannot_be_give_no_verdict(times: dict[str, float], said: str) -> None:
+    found = diagnosed.diagnose(model="Llama-3.1-8B", hardware="1x-h200", draft_tokens=4, **times)
+    assert any(said in w for w in found.json()["warnings"])
+    assert found.json()["separable"] is False
+    out = str(found)
     assert "No single explanation fits" in out
     assert "Most likely" not in out
     assert "are to be had" not in out.split("explanations")[0]
