@@ -7,6 +7,8 @@ scenario and the profile say beforehand, whatever the run's own times:
   wrong with them would go into the terms;
 - experts outside the sizes that their class was calibrated at: engines choose the configuration of their kernel by how many
   there are and how wide, and a fit to other sizes does not know this one's;
+- routing in which all rows choose the same experts: kernels that cut an expert's rows into tiles take its weights up once a tile,
+  and classes are calibrated where there is one;
 - passes without graphs over several ranks: their processes launch at once, and no term says what they cost each other.
 """
 
@@ -22,6 +24,7 @@ from specsim.machine import priced_as
 from specsim.models import Experts
 from specsim.profiles import Profile
 from specsim.provenance import classes_of, read_by
+from specsim.routing import COLLAPSED
 from specsim.scenarios import Scenario
 
 CALIBRATED = ("measured", "fitted")
@@ -46,6 +49,8 @@ def _reasons(s: Scenario, eager: bool) -> Iterator[str]:
             here = f"{sizes['experts']:g} experts of width {sizes['intermediate']:g} on a rank"
             there = f"{ranges['experts']} of width {ranges['intermediate']}"
             yield f"{here}, and {name} of {s.profile.name} was calibrated at {there}: `specsim calibrate --model` measures a model's own"
+    if s.routing is COLLAPSED:
+        yield "all rows chose the same experts, and classes are calibrated with rows that spread"
     if eager and s.parallel.tp > 1:
         yield "without graphs over several ranks, and no term says what their launches cost each other"
 

@@ -24,7 +24,7 @@ from specsim.progress import track
 from specsim.provenance import Source, sources_of_all
 from specsim.quantities import six
 from specsim.records import Correction, LoadRun, Point, Record, first_trouble
-from specsim.routing import parse as parse_routing
+from specsim.routing import COLLAPSED
 from specsim.scenarios import Scenario, of_record
 
 SCHEMA = "specsim.validation/1"
@@ -39,7 +39,6 @@ JUDGED = (
     "break_even",
     *load_replay.PHASES,
 )  # large enough for an error in percent to matter
-COLLAPSED = "zipf:10"  # all rows choose the same experts
 Interval = tuple[float, float, float]  # value, low, high
 Predictor = Callable[[Record, Point, "str | Profile | None"], Mapping[str, Interval]]
 
@@ -219,7 +218,7 @@ def scenario_of(record: Record, point: Point, hardware: str | Profile | None) ->
     """The scenario of a recorded point, with the routing that the run had. Raises InputError when the record lacks it."""
     scenario = of_record(record, point, hardware)
     if record.environment.get("routing") == "collapsed":
-        scenario = replace(scenario, routing=parse_routing(COLLAPSED))
+        scenario = replace(scenario, routing=COLLAPSED)
     return scenario
 
 

@@ -64,6 +64,7 @@ class Routing:
 
 
 UNIFORM = Routing()
+COLLAPSED = Routing(zipf=10.0, name="zipf:10")  # all rows choose the same experts, as with dummy weights
 
 
 def inclusion(weight: Array, k: int) -> Array:
