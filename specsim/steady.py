@@ -30,6 +30,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from specsim.errors import InputError
 from specsim.machine import Machine
+from specsim.preemption import FullMemory
 from specsim.scenarios import Scenario
 from specsim.simulation_costs import (
     Ranges,
@@ -48,6 +49,7 @@ Array = NDArray[np.float64]
 WIDTHS = 64  # numbers of rows at which a mixed step is worked out
 MOST_RUNNING = 4096  # running requests that are looked at; engines admit fewer in all but name
 ROUNDS, CLOSE = 100, 1e-5  # of the fixed points
+SETTLED = 5  # rounds after which the number that a full memory holds stands still
 SEEN = 32  # batches at which prefills are looked at
 NODES = 16  # lengths of prompts that are looked at, where they vary
 INSTANT = 1e-9  # of a step: how long nothing lasts
@@ -103,7 +105,8 @@ class Server:
     fill: seconds of a prefill step that is full, where prompts do not share one as a rule.
     mixing: what a prefill step saves by riding in a decode step, where the engine mixes them (vLLM), and budget: tokens of such a
     step, of which a sequence takes `rows` and a prompt `prompt`. late: a place that falls free while requests wait is filled one
-    step later (SGLang). spread: variance of a prompt's prefill over the square of its mean; None: that of its tokens."""
+    step later (SGLang). spread: variance of a prompt's prefill over the square of its mean; None: that of its tokens. memory:
+    a KV cache that is full before all places are taken, where the engine then preempts."""
 
     requests: Requests
     step: Array
@@ -118,6 +121,7 @@ class Server:
     prompt: float = 0.0
     late: bool = False
     spread: float | None = None
+    memory: FullMemory | None = None
 
     @property
     def varies(self) -> float:
@@ -134,19 +138,27 @@ class Server:
         A step ends a Poisson number of sequences, m on average, whose places are filled in one prefill: m / (1 - e^-m) if any. Where
         places are `late` the first prefill after a rest fills those of one step, the second those of two, each more those of one,
         until none ended. A budget of tokens holds decoding rows and prompts: no more run than leave room for the prompts that
-        replace them.
+        replace them. Where memory is full, preempted prompts are prefilled again, as far as the budget leaves room.
         """
         steps = self._steps(accept_length)[..., -1]
         places = np.minimum(float(self.most_running), self.budget / (self.rows + self.prompt / steps))
+        again = np.zeros_like(places)  # prompts that are prefilled again for each request
+        for _ in range(SETTLED if self.memory is not None else 0):
+            assert self.memory is not None
+            again = self.memory.again(places / steps)
+            places = np.minimum(places, self.memory.places(steps, again))
+            room = (self.budget / places - self.rows) * steps / self.prompt - 1
+            again = np.clip(room, 0.0, again / self.memory.prompt)
         held = steps + self.late
         running, ended = places * steps / held, places / held
         none = np.exp(-ended)  # of them end in a step
         rest = (1 - none**2) / none if self.late else 0.0
-        group = ended * (1 / (1 - none) + (2 + rest) * self.late) / (1 + rest)
+        opened = 1 - none if self.memory is None else self.memory.opened(ended)
+        group = ended * ((1 + again) / opened + (2 + rest) * self.late) / (1 + rest)
         group = np.clip(group, 1.0, len(self.prefill))
         prefill = self._alone(group) - self._saved(running, group) / group
         n = np.arange(1, len(self.step) + 1)
-        return np.asarray(1 / (held * np.interp(running, n, self.step) / places + prefill))
+        return np.asarray(1 / (held * np.interp(running, n, self.step) / places + (1 + again) * prefill))
 
     def _steps(self, accept_length: ArrayLike | None) -> Array:
         """Decode steps that a request would take part in at each batch, (accept lengths, 1) for those given or (batch,) for the
@@ -427,21 +439,25 @@ def server_of(
             rows[at] = batches * rows_of(one)
         widths = np.geomspace(a_step, chunk + rows[-1], WIDTHS)
         mixing = Mixing(base, rows, a_step, widths, prefill(widths, reach).reshape(-1))
-    budget = float(chunk) if mixed else math.inf
+    full = mixed and held < running
+    memory = FullMemory(
+        kv, requests.input_tokens, requests.output_tokens, requests.context, tokens, requests.output_cv2
+    )
     return Server(
         requests,
         step,
         seconds,
         gained,
         s.parallel.tp,
-        chunks,
-        fill,
-        mixing,
-        budget,
-        tokens,
-        prompt,
-        not mixed,
-        spread,
+        chunks=chunks,
+        fill=fill,
+        mixing=mixing,
+        budget=float(chunk) if mixed else math.inf,
+        rows=tokens,
+        prompt=prompt,
+        late=not mixed,
+        spread=spread,
+        memory=memory if full else None,
     )
 
 

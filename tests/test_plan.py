@@ -28,6 +28,7 @@ from specsim.planned import plan as specsim_plan
 from specsim.plans import Choice, Targets, plan
 from specsim.policy import _schedules, _smooth, policies, said
 from specsim.prediction import machine_of, predict
+from specsim.preemption import FullMemory
 from specsim.quantities import short
 from specsim.scenarios import Scenario, build
 from specsim.simulated import simulate as specsim_simulate
@@ -253,6 +254,40 @@ def test_prompts_and_decoding_share_the_tokens_of_a_step():
     )
     assert 1 / float(server.capacity()) == pytest.approx(0.019, rel=1e-9)
     assert 1 / float(replace(server, budget=math.inf).capacity()) == pytest.approx(0.010, rel=1e-9)  # 100 run
+
+
+def test_a_full_memory_prefills_again():
+    """Requests of 1,000 + 1,000 tokens of which half a one ends a step, by chance: with e^-0.5 = 0.607 none does, and the 500 tokens that grow meanwhile are
+    taken from the newest: 0.607 x 500 / 0.5 = 607 for each request, and prompts start in the other 0.393. At 4 a step none (frees 0 of 4,000) and one (2,000)
+    are short: e^-4 (4,000 + 4 x 2,000) / 4 = 3,000 e^-4. Alike, they end in pairs: none with e^-0.25. Behind prompts of a tenth, 1.1 at once."""
+    scattered = FullMemory(100_000, 1000, 1000, 2000, 1, output_cv2=1.0)
+    alike = replace(scattered, output_cv2=0.0)
+    half = np.asarray(0.5)
+    assert float(scattered.again(half)) == pytest.approx(1000 * math.exp(-0.5), rel=1e-6)
+    assert float(scattered.opened(half)) == pytest.approx(1 - math.exp(-0.5), rel=1e-6)
+    assert float(scattered.again(np.asarray(4.0))) == pytest.approx(3000 * math.exp(-4), rel=1e-6)
+    assert float(alike.again(half)) == pytest.approx(1000 * math.exp(-0.25), rel=1e-9)
+    assert replace(alike, prompt=100).together == pytest.approx(1.1)
+    # 2,001 tokens each; 2,000 that end and 1,500 in prefill pass through a step in 100; half a prompt waits for room
+    assert float(alike.places(np.asarray(100.0), np.asarray(500.0))) == pytest.approx(99_500 / 2036)
+
+
+@pytest.mark.parametrize(("d", "given_", "made"), [(1, 1000, 1000), (4, 2000, 1000)])
+def test_a_full_memory_limits_what_vllm_does(d, given_, made):
+    """In half of a GPU's memory a third to three quarters of all prompts are preempted and prefilled again: without that capacity would be an
+    eighth to a fifth too high."""
+    s = llama(d, "vllm")
+    s = replace(s, options={**s.options, "mem_fraction": 0.5})
+    machine = machine_of(s)
+    server = server_of(s, machine, Requests(given_, made))
+    limit = float(server.capacity())
+    rows = simulate(
+        simulated_server(s, machine), synthetic(10_000, Lengths(given_), Lengths(made), 1.3 * limit, seed=1)
+    ).metrics.rows
+    left = np.sort(rows[:, 4])[4000:9000] / 1e12
+    done = (len(left) - 1) / (left[-1] - left[0])
+    assert limit == pytest.approx(done, rel=0.03)
+    assert float(replace(server, memory=None).capacity()) > 1.1 * done
 
 
 def test_prompts_that_vary_wait_longer():
