@@ -5,7 +5,7 @@
 
 For Llama-3.1-8B on one H200, SGLang and vLLM, with and without EAGLE-3 (4 draft tokens, accept rate 0.6), answers of 200 and
 1,000 tokens: relative error of mean TPOT and mean TTFT (closed form / simulated - 1) at shares of the capacity that the closed form
-gives, and of that capacity itself, beside what a server completes to which a fifth more is sent. (Requests of one length that are sent
+gives, and of that capacity itself, beside what a server completes to which a fifth more is sent (half more where it may preempt). (Requests of one length that are sent
 much faster start together, stay in step, and make room for one another at once: up to a sixth more is done.) All requests are alike,
 or, with --variation V, of Gamma distributed lengths with a variance of V times the square of the mean; arrivals
 are Poisson; two seeds each. What is compared is the steady state: near capacity a server takes thousands of requests to fill, so
@@ -81,7 +81,8 @@ def errors(
         point = server.at(rate)
         out.append((point.tpot_s[0] / tpot - 1, point.ttft_s[0] / ttft - 1))
     limit = float(server.capacity())
-    done = completed(simulate(simulated, load(5 * requests, given, made, variation, 1.2 * limit, seed=1)).metrics)
+    more = 1.2 if server.memory is None else 1.5  # a server that preempts did more before its memory was full
+    done = completed(simulate(simulated, load(5 * requests, given, made, variation, more * limit, seed=1)).metrics)
     return [*out, (limit / done - 1, 0.0)]
 
 
@@ -103,7 +104,7 @@ def full(engine: str, draft_tokens: int, memory: float, given: int, made: int, v
         return None
     count = max(20_000, 40 * server.most_running)
     limit = float(server.capacity())
-    sent = list(load(count, given, made, variation, 1.3 * limit, seed=1))
+    sent = list(load(count, given, made, variation, 1.5 * limit, seed=1))
     prompts, answers = (np.concatenate([getattr(x, name) for x in sent]) for name in ("input_tokens", "output_tokens"))
     drawn = Requests(
         prompts.mean(), answers.mean(), prompts.var() / prompts.mean() ** 2, answers.var() / answers.mean() ** 2

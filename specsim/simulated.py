@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -229,7 +229,7 @@ def simulate(model: AModel | None = None, /, *, times: int = 1, **options: Any) 
         if load.open_rate is not None:
             mean = Mean(inputs.mean, outputs.mean, inputs.cv2, outputs.cv2, load.prefix_rate)
             replica = steady_server(s, machine, mean, ranges, chunk_tokens=load.chunk_tokens)
-            check_rate(load.open_rate, float(replica.capacity(server.accept_length)))
+            check_rate(load.open_rate, float(replace(replica, memory=None).capacity(server.accept_length)))
     targets = {"ttft": load.ttft_ms, "tpot": load.tpot_ms, "e2e_latency": load.e2e_ms}
     run = run_through(
         server,

@@ -29,6 +29,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from specsim.errors import InputError
+from specsim.gathering import Steps, numbers, steps_of
 from specsim.machine import Machine
 from specsim.preemption import FullMemory
 from specsim.scenarios import Scenario
@@ -48,12 +49,11 @@ from specsim.simulation_costs import (
 Array = NDArray[np.float64]
 WIDTHS = 64  # numbers of rows at which a mixed step is worked out
 MOST_RUNNING = 4096  # running requests that are looked at; engines admit fewer in all but name
-ROUNDS, CLOSE = 100, 1e-5  # of the fixed points
 SETTLED = 5  # rounds after which the number that a full memory holds stands still
-SEEN = 32  # batches at which prefills are looked at
+BEYOND = 8  # times as many prompts as fit a step that are looked at
+SEEN = 24  # batches at which prefills are looked at
 NODES = 16  # lengths of prompts that are looked at, where they vary
 INSTANT = 1e-9  # of a step: how long nothing lasts
-TILT = 0.01  # share by which a rate is raised to see how prefill's share grows with it
 MOST_WORK = 1 - 1e-6  # share of time that prefill takes
 WAIT = 1.5  # steps from an arrival to its prefill while the server decodes: the rest of the running one, and the next (overlap)
 
@@ -212,65 +212,46 @@ class Server:
         n = np.arange(len(self.step) + 1)
         seen = np.unique(np.concatenate([[0], np.geomspace(1, n[-1], SEEN).round().astype(int)]))
         step = np.concatenate([[INSTANT * self.step[0]], self.step])[seen]  # none decode: a prompt waits for nothing
-        met = self._met(r[:, None], step, seen.astype(float))
-        more = self._met(r[:, None] * (1 + TILT), step, seen.astype(float), met)
-        work, grown = (np.maximum(m.work, 1e-300) for m in (met, more))
-        growing = np.clip(np.log(grown / work) / math.log1p(TILT), 0.0, 1.0)
-        first, busy, each, full = self._first(r[:, None], step, seen.astype(float), met)
+        running = seen.astype(float)
+        steps = self._steps_of(r[:, None], step, running)
+        growing = np.clip(steps.growing, 0.0, 1.0)
+        first, busy, each, full = self._first(r[:, None], step, running, steps)
         return _Prefills(
             *(
                 np.asarray([np.interp(n, seen, row) for row in by])
-                for by in (met.work, growing, first, busy, each, full)
+                for by in (steps.work, growing, first, busy, each, full)
             )
         )
 
-    def _first(self, r: Array, step: Array, running: Array, met: _Met) -> tuple[Array, ...]:
+    def _first(self, r: Array, step: Array, running: Array, steps: Steps) -> tuple[Array, ...]:
         """`_Prefills.first` to `full` while `running` sequences decode in `step` seconds."""
-        own = met.together * self._alone(met.together)
-        if self.mixing is not None:  # the prompt's steps decode as well
-            own = own + np.maximum(self.chunks * step - self._saved(running, met.together), 0.0)
         if len(self.prefill) > 1:  # all that come in one step are prefilled in the next but one
-            nobody = np.zeros_like(own)
-            return met.here / 2 + met.following + own, nobody, nobody, nobody
-        busy, each, full = met.work, own, np.full_like(own, self.fill)
-        if self.mixing is not None:  # steps in a row are full, and decode as well
+            first = steps.first_s
+            nobody = np.zeros_like(first)
+            return first, nobody, nobody, nobody
+        own = np.full_like(steps.work, self.prefill[0])
+        busy, each, full = steps.work, own, np.full_like(own, self.fill)
+        if self.mixing is not None:  # the prompt's steps decode as well; those in a row are full, and decode as well
+            own = own + np.maximum(self.chunks * step - self._saved(running, np.ones_like(running)), 0.0)
             left = np.maximum(self.budget - self.rows * running, self.rows)
             full = np.broadcast_to(step + self.fill - self.mixing.saved(running, left / self.mixing.prompt), own.shape)
             each = full * self.prompt / left
             busy = r * each
         return WAIT * step * np.maximum(1 - busy, 0.0) + own, busy, each, full
 
-    def _met(self, r: Array, step: Array, running: Array, met: _Met | None = None) -> _Met:
-        """What an arrival meets while `running` sequences decode in `step` seconds. met: at a rate close by, to begin with."""
-        met = met or _Met.first(np.zeros(np.broadcast_shapes(r.shape, step.shape)))
-        for _ in range(ROUNDS):  # prefills lengthen the time in which prompts gather
-            last, met = met, self._meet(met, r, step, running)
-            if np.all(np.abs(met.here - last.here) <= CLOSE * met.here):
-                break
-        return met
-
-    def _meet(self, last: _Met, r: Array, step: Array, running: Array) -> _Met:
-        """One round towards what an arrival meets.
-
-        A step prefills the K prompts that came in the last but one: SGLang's takes P(K), or S when nothing came; vLLM's S + P(K),
-        P being what prefill adds. So K is Poisson with mean rate x D, and an arrival comes in a step of E[D^2] / E[D] seconds.
-        """
-        most, k = float(len(self.prefill)), last.prompts
-        together = k * self._alone(k)
-        prompts = np.maximum(together - self._saved(running, k), 0.1 * together)
-        slope = np.where(k < most, (k + 1) * self._alone(np.minimum(k + 1, most)) - together, 0.0)
-        full = prompts if self.mixing is None else step + prompts
-        p = last.share
-        none = np.exp(-r * full)
-        p = -(1 - p) * np.expm1(-r * step) + p * (1 - none - none * (r * slope) ** 2 * last.spread / 2)
-        p = np.clip(p, 1e-300, 1.0)
-        mean = (1 - p) * step + p * full
-        fixed = (1 - p) * step**2 + p * full**2 + slope**2 * p * k * (1 - k + self.requests.input_cv2)
-        square = fixed / (1 - np.minimum(slope * r, 0.95) ** 2)  # E[D^2]
-        k = np.clip(r * mean / p, 1.0, most)
-        spread = np.maximum((r * mean + r**2 * square) / p - k**2, 0.0)
-        here = square / mean
-        return _Met(p, k, spread, r * prompts / k, np.clip(1 + r * here, 1.0, most), here, mean)
+    def _steps_of(self, r: Array, step: Array, running: Array) -> Steps:
+        """The steps at rates r (p, 1) while so many sequences (n,) decode in `step` seconds (n,)."""
+        most = len(self.prefill)
+        every = np.arange((BEYOND * most if most > 1 else most) + 1)  # more than fit a step take several, as one
+        alone: Array = every * self.prefill[np.clip(every - 1, 0, most - 1)]
+        prompts = numbers(r.max() * np.maximum(alone, step.max()))
+        slope = np.asarray(np.append(np.diff(alone), alone[-1] - alone[-2])[prompts])
+        alone = np.asarray(alone[prompts])
+        saved = self._saved(running[:, None], prompts.astype(float))
+        added = np.asarray(np.maximum(alone - saved, 0.1 * alone) * (prompts > 0))
+        with_them = step[:, None] * (prompts == 0) if self.mixing is None else step[:, None]
+        spread = np.asarray(slope**2 * prompts * self.requests.input_cv2)
+        return steps_of(r, prompts, added + with_them, added, spread)
 
 
 @dataclass(frozen=True)
@@ -293,27 +274,6 @@ class Mixing:
             np.interp(x, self.tokens, self.seconds) for x in (alone + np.interp(running, n, self.rows), alone)
         )
         return np.asarray(np.interp(running, n, self.base) - (wide - narrow))
-
-
-@dataclass(frozen=True)
-class _Met:
-    """What an arrival meets. share: of steps that prefill; prompts, spread: mean and variance of prompts in these; work: share
-    of time that prefill takes; together: prompts in its own prefill; here, following: seconds of the step that it comes in,
-    and of the one after, which had been decided."""
-
-    share: Array
-    prompts: Array
-    spread: Array
-    work: Array
-    together: Array
-    here: Array
-    following: Array
-
-    @classmethod
-    def first(cls, zero: Array) -> _Met:
-        """Where the rounds begin: nothing is prefilled."""
-        one = np.ones_like(zero)
-        return cls(zero, one, zero, zero, one, zero, zero)
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from specsim import workload
 from specsim.acceptance import chain_length
 from specsim.errors import InputError
+from specsim.gathering import numbers, steps_of
 from specsim.launch import read_launch
 from specsim.launch_lines import read_ranges, sglang_adaptive, sglang_line, vllm_config, vllm_line
 from specsim.planned import plan as specsim_plan
@@ -254,6 +255,35 @@ def test_prompts_and_decoding_share_the_tokens_of_a_step():
     )
     assert 1 / float(server.capacity()) == pytest.approx(0.019, rel=1e-9)
     assert 1 / float(replace(server, budget=math.inf).capacity()) == pytest.approx(0.010, rel=1e-9)  # 100 run
+
+
+def test_prompts_that_gather_by_hand():
+    """Steps of 1 s whatever they prefill, at 0.5 a second: Poisson of 0.5, so e^-0.5 of them prefill nothing. An arrival waits half a step, one
+    more, and its own: 2.5 s. A prompt adds 0.1 s: 0.05 of the time."""
+    prompts = numbers(np.full(100, 0.5))
+    found = steps_of(np.asarray([0.5]), prompts, np.ones(len(prompts)), 0.1 * prompts, np.zeros(len(prompts)))
+    assert found.share[0, 0] == pytest.approx(math.exp(-0.5), rel=1e-6)
+    assert found.share[0, 2] == pytest.approx(math.exp(-0.5) / 8, rel=1e-6)
+    assert float(found.first_s[0]) == pytest.approx(2.5, rel=1e-6)
+    assert float(found.work[0]) == pytest.approx(0.05, rel=1e-6)
+
+
+def test_a_long_decode_step_gathers_prompts():
+    """Decode steps of 100 ms, prefills of 18 + 3 K ms, 60 prompts a second: what the steps drawn one after another do. A mean number of prompts would have prefill
+    take a tenth less of the time."""
+    seconds = np.concatenate([[0.1], 0.018 + 0.003 * np.arange(1, 200)])
+    prompts = numbers(60 * seconds)
+    found = steps_of(
+        np.asarray([60.0]), prompts, seconds[prompts], seconds[prompts] * (prompts > 0), np.zeros(len(prompts))
+    )
+    draw = np.random.default_rng(1)
+    drawn = [0, 0]
+    for _ in range(60_000):
+        drawn.append(int(draw.poisson(60 * seconds[drawn[-2]])))
+    took = seconds[drawn]
+    assert float(found.mean_s[0]) == pytest.approx(took.mean(), rel=0.01)
+    assert float(found.met_s[0]) == pytest.approx((took**2).mean() / took.mean(), rel=0.01)
+    assert float(found.work[0]) == pytest.approx(took[np.asarray(drawn) > 0].sum() / took.sum(), rel=0.01)
 
 
 def test_a_full_memory_prefills_again():
