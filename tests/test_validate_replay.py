@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import shutil
 from pathlib import Path
@@ -308,3 +309,21 @@ def test_bad_numbers_are_named(arguments: list[str]) -> None:
     done = CliRunner().invoke(group, ["validate", "--launch", *arguments])
     assert done.exit_code == 2
     assert "Invalid value" in done.output
+
+
+def test_the_list_of_shipped_runs_is_complete() -> None:
+    """Every record in validation/ is named in its README, by itself or by a pattern, and so is every other file there; nothing
+    is named that is not there."""
+    folder = ROOT / "validation"
+    text = (folder / "README.md").read_text(encoding="utf-8")
+
+    def named(table: str) -> set[str]:
+        first = (row.split("|")[1] for row in text.split(table)[1].split("\n\n")[0].strip().splitlines())
+        return {word for cell in first for word in cell.split("`")[1::2]}
+
+    records = {path.stem for path in folder.glob("*.json") if not path.stem.endswith(".kernels")}
+    others = {path.name + "/" * path.is_dir() for path in folder.iterdir()} - {"README.md"}
+    for table, there in (("| records | what they are |", records), ("| file | what it is |", others)):
+        patterns = named(table)
+        assert [name for name in sorted(there) if not any(fnmatch.fnmatchcase(name, p) for p in patterns)] == []
+        assert [p for p in sorted(patterns) if not fnmatch.filter(there, p)] == []
