@@ -8,7 +8,6 @@ from typing import Any
 
 from specsim.chart_style import (
     BLUE,
-    DASHES,
     FADED,
     MUTED,
     VERMILION,
@@ -19,10 +18,12 @@ from specsim.chart_style import (
     by_legend,
     chooser,
     colours,
+    dashes,
     shapes,
     spec_of,
     table_of,
     tips,
+    widths,
 )
 
 Document = Mapping[str, Any]
@@ -86,10 +87,11 @@ def curves_chart(rows: list[dict[str, Any]]) -> Chart:
     y = axis("us", "latency, us", scale={"type": "log", "nice": False, "padding": 10})
     colour = colours("box", boxes) if len(boxes) > 1 else colours("way", ways)
     each = {"detail": [{"field": "box"}, {"field": "way"}]}
-    dash = {"field": "way", "scale": {"domain": ways, "range": [DASHES[i % len(DASHES)] for i in range(len(ways))]}}
+    dash = dashes("way", ways)
+    wide: Spec = {"strokeWidth": widths("box", boxes)} if len(boxes) > 1 else {}
     layers: list[Spec] = [
         {"mark": {"type": "area", "opacity": 0.12}, "encoding": {"x": x, "y": {"field": "low", "type": "quantitative"}, "y2": {"field": "high"}, "color": colour, **each}},
-        {"params": [by_legend(colour["field"])], "mark": {"type": "line", "strokeWidth": 2}, "encoding": {"x": x, "y": y, "color": colour, "strokeDash": dash, "opacity": FADED, **each}},
+        {"params": [by_legend(colour["field"])], "mark": {"type": "line", "strokeWidth": 2}, "encoding": {"x": x, "y": y, "color": colour, "strokeDash": dash, "opacity": FADED, **wide, **each}},
         {"mark": {"type": "point", "filled": True, "size": 50}, "encoding": {"x": x, "y": y, "color": colour, "shape": shapes("way", ways), "opacity": FADED,
          "tooltip": tips(("box", "box"), ("way", "all-reduce"), ("ranks", "ranks"), ("bytes", "bytes"), ("us", "us", ".4~g"), ("kind", "source"))}},
     ]  # fmt: skip

@@ -17,6 +17,7 @@ from specsim.chart_style import (
     axis,
     chooser,
     colours,
+    dashes,
     shapes,
     spec_of,
     table_of,
@@ -125,7 +126,7 @@ def latency_chart(document: Document) -> Chart:
         ("ttft_ms", "TTFT, ms", ".4~g"),
     )
     layers: list[Spec] = [
-        {"transform": [{"filter": "datum.tokens !== 'by batch'"}], "mark": {"type": "line", "strokeWidth": 1.5, "opacity": 0.6}, "encoding": {"x": x, "y": y, "color": colour}},
+        {"transform": [{"filter": "datum.tokens !== 'by batch'"}], "mark": {"type": "line", "strokeWidth": 1.5, "opacity": 0.6}, "encoding": {"x": x, "y": y, "color": colour, "strokeDash": dashes("box", boxes)}},
         {"mark": {"type": "point", "size": 90, "opacity": 1, "strokeWidth": 2},
          "encoding": {"x": x, "y": y, "color": colour, "shape": shapes("box", boxes), "tooltip": tooltip,
                       "fill": {"condition": {"test": "!datum.meets_targets", "value": PAGE}, "field": "box", "type": "nominal", "scale": colour["scale"], "legend": None}}},
@@ -169,7 +170,7 @@ def targets_chart(document: Document) -> Chart:
     colour = colours("purpose", purposes)
     tooltip = tips(("purpose", "for"), ("draft_tokens", "draft tokens"), ("batch", "batch at this load"), ("accept_rate", "accept rate", ".3~f"))  # fmt: skip
     layers: list[Spec] = [
-        {"mark": {"type": "line", "strokeWidth": 2}, "encoding": {"x": x, "y": y, "color": colour}},
+        {"mark": {"type": "line", "strokeWidth": 2}, "encoding": {"x": x, "y": y, "color": colour, "strokeDash": dashes("purpose", purposes)}},
         {"mark": {"type": "point", "filled": True, "size": 70}, "encoding": {"x": x, "y": y, "color": colour, "shape": shapes("purpose", purposes), "tooltip": tooltip}},
     ]  # fmt: skip
     more: Spec = {}

@@ -18,6 +18,7 @@ from specsim.chart_style import (
     by_legend,
     chooser,
     colours,
+    dashes,
     few,
     shapes,
     spec_of,
@@ -99,7 +100,7 @@ def load_chart(document: Document) -> Chart:
     tooltip = tips(("s", "s", ",.4~g"), ("what", ""), ("requests", "requests", ".3~g"))
     layers: list[Spec] = [
         {"params": [by_legend("what")], "mark": {"type": "line", "interpolate": "step-after", "strokeWidth": 1.5, "tooltip": True},
-         "encoding": {"x": x, "y": y, "color": colours("what", names), "strokeDash": {"field": "what", "scale": {"domain": names, "range": [[1, 0], [5, 2]]}}, "tooltip": tooltip}},
+         "encoding": {"x": x, "y": y, "color": colours("what", names), "strokeDash": dashes("what", names), "tooltip": tooltip}},
         *([{"mark": {"type": "point", "filled": True}, "encoding": {"x": x, "y": y, "color": colours("what", names), "tooltip": tooltip}}] if len(spans) < 3 else []),
     ]  # fmt: skip
     spec = spec_of(rows, about, layers, height=220)

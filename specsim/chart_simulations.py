@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from specsim.chart_style import Chart, Spec, axis, by_legend, colours, spec_of, table_of, tips
+from specsim.chart_style import Chart, Spec, axis, by_legend, colours, dashes, spec_of, table_of, tips
 from specsim.quantities import six
 
 Document = Mapping[str, Any]
@@ -80,7 +80,7 @@ def metric_chart(document: Document, key: str) -> Chart | None:
          "encoding": {"x": x, "y": axis("value", unit), "color": colour, "opacity": shade, "tooltip": tooltip}},
         {"mark": {"type": "line", "strokeWidth": 1.5},
          "encoding": {"x": x, "y": axis("mean", unit), "color": colour, "opacity": shade,
-                      "strokeDash": {"field": "series", "scale": {"domain": names}}}},
+                      "strokeDash": dashes("series", names)}},
     ]  # fmt: skip
     columns = {"x": label, "series": "of", "seed": "seed", "value": unit}
     return Chart(key, title, about, spec_of(rows, about, layers, height=220), table_of(rows, columns))

@@ -124,6 +124,17 @@ def shapes(field: str, names: Sequence[str]) -> Spec:
     return {"field": field, "type": "nominal", "scale": {"domain": list(names), "range": [SHAPES[i % len(SHAPES)] for i in range(len(names))]}}  # fmt: skip
 
 
+def dashes(field: str, names: Sequence[str]) -> Spec:
+    """A dash channel beside the colours of lines: one that lies on another lets it show through, since only the first is whole."""
+    return {"field": field, "type": "nominal", "scale": {"domain": list(names), "range": [DASHES[i % len(DASHES)] for i in range(len(names))]}}  # fmt: skip
+
+
+def widths(field: str, names: Sequence[str]) -> Spec:
+    """Widths of lines that differ in colour alone, for the same end: the first is the widest, and lies below."""
+    thick = [max(4 - 1.5 * i, 1.2) for i in range(len(names))]
+    return {"field": field, "type": "nominal", "scale": {"domain": list(names), "range": thick}, "legend": None}
+
+
 def few(rows: Sequence[Row], most: int) -> tuple[list[Row], str]:
     """The first rows, and a sentence when they are not all."""
     note = f" Shown are the first {most:,} of {len(rows):,} points." if len(rows) > most else ""

@@ -19,6 +19,7 @@ from specsim.chart_style import (
     by_legend,
     chooser,
     colours,
+    dashes,
     few,
     shapes,
     spec_of,
@@ -236,7 +237,7 @@ def curves_chart(document: Document, cases: Mapping[int, str]) -> Chart:
     choices = _choices(rows, {"case": "scenario", "context": "context"}, {})
     tooltip = tips(("label", "batch"), ("acceptance", "acceptance", ".3~f"), ("setting", "draft tokens"), ("speedup", "speedup", ".3~f"))  # fmt: skip
     layers: list[Spec] = [
-        {"params": [by_legend("label")], "mark": {"type": "line", "strokeWidth": 2}, "encoding": {"x": x, "y": y, "color": colour, "opacity": FADED}},
+        {"params": [by_legend("label")], "mark": {"type": "line", "strokeWidth": 2}, "encoding": {"x": x, "y": y, "color": colour, "strokeDash": dashes("label", labels), "opacity": FADED}},
         {"mark": {"type": "point", "filled": True, "size": 45}, "encoding": {"x": x, "y": y, "color": colour, "shape": shapes("label", labels), "opacity": FADED, "tooltip": tooltip}},
         {"data": {"values": crossings(rows)}, "transform": choices.get("transform", []),
          "mark": {"type": "point", "shape": "diamond", "size": 150, "filled": False, "stroke": TEXT, "strokeWidth": 1.5},
@@ -313,7 +314,7 @@ def steps_chart(document: Document) -> Chart:
     colour = colours("what", names)
     choices = _choices(rows, {"case": "scenario", "context": "context"}, {})
     layers: list[Spec] = [
-        {"params": [by_legend("what")], "mark": {"type": "line", "strokeWidth": 2}, "encoding": {"x": x, "y": y, "color": colour, "opacity": FADED}},
+        {"params": [by_legend("what")], "mark": {"type": "line", "strokeWidth": 2}, "encoding": {"x": x, "y": y, "color": colour, "strokeDash": dashes("what", names), "opacity": FADED}},
         {"mark": {"type": "point", "filled": True, "size": 50}, "encoding": {"x": x, "y": y, "color": colour, "shape": shapes("what", names), "opacity": FADED,
          "tooltip": tips(("what", "step"), ("batch", "batch"), ("ms", "ms", ".4~g"))}},
     ]  # fmt: skip

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 FORMATS = (".png", ".svg", ".pdf")
 MARKERS = "os^DXvP*"
-LINES = ("-", "--", ":", "-.")
+# Only the first is whole, so that a line which lies on another lets it show through.
+LINES: tuple[Any, ...] = ("-", "--", ":", "-.", (0, (7, 2, 1, 2)), (0, (1, 3)), (0, (10, 4)), (0, (3, 5)))
 HATCHES = ("", "///", "..", "\\\\\\", "xx", "---", "++", "||")
 MUTED = "0.45"
 UNDATED: dict[str, dict[str, Any]] = {

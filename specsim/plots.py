@@ -12,7 +12,7 @@ from typing import Any
 from specsim import chart_causes, chart_hardware, chart_plan, chart_predict, chart_runs, chart_simulations, chart_sweep
 from specsim.chart_style import BLUE, GREEN, GREY, SKY, VERMILION, WORDS
 from specsim.errors import InputError
-from specsim.plot_style import HATCHES, MUTED, bars, filled, line, picture, plain
+from specsim.plot_style import HATCHES, MUTED, STYLE, bars, filled, line, picture, plain
 
 Document = Mapping[str, Any]
 Row = Mapping[str, Any]
@@ -402,7 +402,10 @@ def hardware_plot(document: Document, path: Path) -> None:
             colour = line(names.index(box))["color"] if len(names) > 1 else style["color"]
             label = f"{box}: {way}, {mine[0]['ranks']} ranks ({mine[0]['kind']})"
             x = [r["bytes"] for r in mine]
-            axes.plot(x, [r["us"] for r in mine], **{**style, "color": colour}, label=label)
+            wide = (
+                max(2.8 - names.index(box), 0.9) if len(names) > 1 else STYLE["lines.linewidth"]
+            )  # the first shows below
+            axes.plot(x, [r["us"] for r in mine], **{**style, "color": colour, "linewidth": wide}, label=label)
             axes.fill_between(
                 x, [r["low"] for r in mine], [r["high"] for r in mine], color=colour, alpha=0.1, linewidth=0
             )

@@ -241,3 +241,32 @@ def test_several_simulations_are_drawn_over_what_has_the_most_values() -> None:
     of = [source["of"] for source in made["sources"]]
     assert len(of) == len({str(source) for source in made["sources"]})
     assert any("draft_step" in name for name in of)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_line_that_lies_on_another_lets_it_show_through(name):
+    """Lines of several colours differ in dash or width too, and only the first of up to eight is whole: equal curves are seen."""
+    for made in charts_for(ALL[name]()):
+        for layer in made.spec["layer"]:
+            encoding = layer.get("encoding", {})
+            colour = encoding.get("color", {})
+            mark = layer["mark"]
+            if (
+                (mark if isinstance(mark, str) else mark["type"]) != "line"
+                or "field" not in colour
+                or len(colour["scale"]["domain"]) < 2
+            ):
+                continue
+            own = [
+                encoding[c]
+                for c in ("strokeDash", "strokeWidth")
+                if encoding.get(c, {}).get("field") == colour["field"]
+            ]
+            assert own, made.key
+            marks = own[0]["scale"]["range"][:8]
+            assert len({str(m) for m in marks}) > 1
+            if own[0] is encoding.get("strokeDash"):
+                assert marks.count([1, 0]) == 1
+                assert marks[0] == [1, 0]
+            else:
+                assert marks == sorted(marks, reverse=True)

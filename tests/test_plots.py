@@ -128,7 +128,7 @@ def test_what_lies_side_by_side_differs_without_colour():
     assert len({filled(c)["hatch"] for c in COMPONENTS}) == len(COMPONENTS)
     assert len({to_rgb(filled(c)["facecolor"]) for c in COMPONENTS}) == len(COMPONENTS)
     assert len(set(MARKERS)) == 8
-    assert len(set(LINES)) == 4
+    assert len(set(LINES)) == 8
 
 
 @pytest.mark.parametrize(
