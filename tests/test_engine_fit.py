@@ -34,7 +34,7 @@ TRUE = {"row_layer_us": 0.09, "verify_layer_us": 7.0, "draft_step_us": 5.0, "all
 def synthetic(
     models: Sequence[Model], batches: Sequence[int] = (1, 8, 32, 64), eager: bool = True, tps: Sequence[int] = (1, 2)
 ) -> list[Case]:
-    """Observations that specsim itself makes with the terms TRUE, each said to be known to 1 %: each model without
+    """Observations that specsim itself makes with the terms TRUE, each said to be known to 0.5 %: each model without
     speculation and with EAGLE-3 of 2 and 3 steps, in graphs and eagerly, on one rank and two."""
     cases = []
     for model, tp, d in itertools.product(models, tps, (1, 3, 4)):
@@ -44,7 +44,7 @@ def synthetic(
                 model, tp=tp, d=d, batch=batches, context=[1000] * len(batches), method=method, options=options
             )
             phases = ("draft", "verify", "extend", "cycle") if d > 1 else ("decode",)
-            blank = tuple(Seen(phase, place, 1.0, 0.01) for place in range(len(batches)) for phase in phases)
+            blank = tuple(Seen(phase, place, 1.0, 0.005) for place in range(len(batches)) for phase in phases)
             case = Case(f"{model.name}-{tp}-{d}", model.name, s, machine_of(s), (), blank)
             times = case.predicted({n: np.asarray(v) for n, v in TRUE.items()})[:, 0]
             seen = tuple(replace(b, ms=float(t)) for b, t in zip(blank, times, strict=True))
