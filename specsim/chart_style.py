@@ -132,7 +132,7 @@ def dashes(field: str, names: Sequence[str]) -> Spec:
 def widths(field: str, names: Sequence[str]) -> Spec:
     """Widths of lines that differ in colour alone, for the same end: the first is the widest, and lies below."""
     thick = [max(4 - 1.5 * i, 1.2) for i in range(len(names))]
-    return {"field": field, "type": "nominal", "scale": {"domain": list(names), "range": thick}, "legend": None}
+    return {"field": field, "type": "ordinal", "scale": {"domain": list(names), "range": thick}, "legend": None}
 
 
 def few(rows: Sequence[Row], most: int) -> tuple[list[Row], str]:
