@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 Call = Callable[[], object]
@@ -138,6 +139,11 @@ class Context:
 def case_document(case: Case) -> dict[str, Any]:
     """The case as JSON."""
     return {**asdict(case), "key": case.key, "size": case.size}
+
+
+def log_of(folder: Path, stage: str, rank: int) -> Path:
+    """Where a rank's output goes."""
+    return folder / "logs" / f"{stage}.rank{rank}.log"
 
 
 def dumps(document: Any) -> str:

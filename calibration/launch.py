@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from specsim.calibration.context import dumps
+from specsim.calibration.context import dumps, log_of
 
 from specsim.errors import WorkError
 from specsim.files import write_atomically
@@ -193,14 +193,33 @@ def _attempt(stage: Stage, setting: Setting, path: Path, turn: int, event: Event
     """None when all ranks of this node ended well, else (what went wrong, key of the case or "")."""
     count = stage.ranks // setting.nodes if stage.ranks > 1 else 1
     first = setting.node * count
-    with _workers(stage, setting, path, first, count, turn) as processes:
-        return _watch(stage, setting, path.stem, processes, first, event)
+    with _ranks(stage, setting, path, first, count, turn) as ranks:
+        return _watch(stage, setting, path.stem, ranks, first, event)
+
+
+class Ranks:
+    """The processes of one node's ranks, which one process has forked (see `worker`)."""
+
+    def __init__(self, parent: subprocess.Popen[bytes], count: int) -> None:
+        assert parent.stdout is not None
+        self.parent, self._told = parent, parent.stdout
+        self._codes: list[int | None] = [None] * count
+        os.set_blocking(self._told.fileno(), False)
+
+    def codes(self) -> list[int | None]:
+        """Exit codes by local rank, -N of one that signal N ended, None of those that go on. Where their parent is gone, the
+        ranks are."""
+        ended = self.parent.poll()
+        for line in (self._told.read() or b"").splitlines():
+            local, code = map(int, line.split())
+            self._codes[local] = code
+        if ended:
+            self._codes = [ended if code is None else code for code in self._codes]
+        return list(self._codes)
 
 
 @contextlib.contextmanager
-def _workers(
-    stage: Stage, setting: Setting, path: Path, first: int, count: int, turn: int
-) -> Iterator[list[subprocess.Popen[bytes]]]:
+def _ranks(stage: Stage, setting: Setting, path: Path, first: int, count: int, turn: int) -> Iterator[Ranks]:
     host, port = "127.0.0.1", free_port()
     if setting.nodes > 1:
         host, base = setting.master.rsplit(":", 1)
@@ -211,54 +230,44 @@ def _workers(
         environment |= NO_MULTICAST
     if setting.nodes == 1:
         environment.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
-    environment.setdefault("OMP_NUM_THREADS", "1")
+    for threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):  # none that a fork would lose, either
+        environment.setdefault(threads, "1")
     environment |= {"MASTER_ADDR": host, "MASTER_PORT": str(port), "WORLD_SIZE": str(stage.ranks)}
     environment.pop("TORCHELASTIC_USE_AGENT_STORE", None)
-    logs = setting.folder / "logs"
-    processes: list[subprocess.Popen[bytes]] = []
+    logs = [log_of(setting.folder, stage.name, rank) for rank in range(first, first + count)]
+    parent: subprocess.Popen[bytes] | None = None
     try:
-        logs.mkdir(parents=True, exist_ok=True)
-        for local in range(count):
-            rank = first + local
-            with (logs / f"{stage.name}.rank{rank}.log").open("ab") as log:
-                processes.append(
-                    subprocess.Popen(
-                        [sys.executable, "-m", "specsim.calibration.worker", str(path)],
-                        stdin=subprocess.DEVNULL,
-                        stdout=log,
-                        stderr=subprocess.STDOUT,
-                        start_new_session=True,
-                        env={
-                            **environment,
-                            "RANK": str(rank),
-                            "LOCAL_RANK": str(local),
-                            "LOCAL_WORLD_SIZE": str(count),
-                        },
-                    )
-                )
-        yield processes
+        for path_of_log in logs:
+            path_of_log.parent.mkdir(parents=True, exist_ok=True)
+            path_of_log.open("ab").close()
+        with logs[0].open("ab") as log:  # what goes wrong before there are ranks
+            parent = subprocess.Popen(
+                [sys.executable, "-m", "specsim.calibration.worker", str(path), str(first), str(count)],
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, start_new_session=True, env=environment,
+            )  # fmt: skip
+        yield Ranks(parent, count)
     except OSError as error:
         raise WorkError(f"{setting.folder}: cannot be written: {error.strerror or error}") from None
     finally:
-        kill(processes)
+        if parent is not None:
+            _kill(parent)
 
 
-def kill(processes: list[subprocess.Popen[bytes]]) -> None:
-    """End the processes and all that they started: first by asking, then by force. Safe to call twice."""
+def _kill(parent: subprocess.Popen[bytes]) -> None:
+    """End a process and all that it started, which are in its group: first by asking, then by force."""
     try:
-        _end(processes, signal.SIGTERM)
+        _end(parent, signal.SIGTERM)
     finally:  # also when a second Ctrl-C cuts the grace short
-        _end(processes, signal.SIGKILL)
+        _end(parent, signal.SIGKILL)
+        if parent.stdout is not None:
+            parent.stdout.close()
 
 
-def _end(processes: list[subprocess.Popen[bytes]], sign: signal.Signals) -> None:
-    for process in processes:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, sign)  # the session's leader: its group outlives it
-    end = time.monotonic() + GRACE_S
-    for process in processes:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=max(0.05, end - time.monotonic()))
+def _end(parent: subprocess.Popen[bytes], sign: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(parent.pid, sign)  # the session's leader: its group outlives it
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        parent.wait(timeout=GRACE_S)
 
 
 def free_port() -> int:
@@ -270,7 +279,7 @@ def free_port() -> int:
 
 
 def _watch(
-    stage: Stage, setting: Setting, attempt: str, processes: list[subprocess.Popen[bytes]], first: int, event: Event
+    stage: Stage, setting: Setting, attempt: str, ranks: Ranks, first: int, event: Event
 ) -> tuple[str, str] | None:
     def state(rank: int) -> dict[str, Any]:
         return _state(setting.folder, stage.name, rank, attempt)
@@ -280,8 +289,8 @@ def _watch(
     while True:
         time.sleep(0.05)
         event("poll", {"stage": stage.name})
-        states = [state(first + i) for i in range(len(processes))]
-        codes = [p.poll() for p in processes]
+        codes = ranks.codes()
+        states = [state(first + i) for i in range(len(codes))]
         if all(c == 0 for c in codes):
             return None
         if DISK_FULL in codes:
@@ -292,7 +301,7 @@ def _watch(
         if dead:
             error_since = error_since or time.time()
             failing = [s for s in states if s.get("state") == "error"]
-            if len(dead) == len(processes) or time.time() - error_since > 1.0 or failing:
+            if len(dead) == len(codes) or time.time() - error_since > 1.0 or failing:
                 return _died(stage, setting, states, codes, dead, first)
         late = [s for s in states if s and s["state"] != "finished" and time.time() - s["since"] > s["timeout_s"]]
         if late:
@@ -326,7 +335,7 @@ def _died(
     culprit = min(dead, key=lambda i: _guilt(codes[i] or 0, states[i]))
     state, code = states[culprit], codes[culprit] or 0
     how = f"was killed by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"ended with code {code}"
-    log = setting.folder / "logs" / f"{stage.name}.rank{first + culprit}.log"
+    log = log_of(setting.folder, stage.name, first + culprit)
     why = state.get("error") or _last_line(log, state.get("log_bytes", 0))
     where = state.get("operation") or "its start"
     return f"{stage.name}: rank {first + culprit} {how} in {where}" + (f": {why}" if why else ""), state.get("key", "")

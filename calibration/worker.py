@@ -1,7 +1,9 @@
 """One process a GPU: takes the stage's measurements, one case after the other, and writes each result at once.
 
-Started by `launch` (or by torchrun) with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT set, as
-`python -m specsim.calibration.worker STAGE.json`. Files in the stage's folder, all written atomically:
+`launch` starts one process a node, as `python -m specsim.calibration.worker STAGE.json FIRST COUNT`: it loads torch and forks
+the ranks from FIRST on, COUNT of them, since a GPU's process for each that loads torch by itself takes longer than many a
+stage; and it prints a line "LOCAL_RANK CODE" for each that has ended. torchrun can start the ranks as well, as `... STAGE.json`
+with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT set. Files in the stage's folder, all written atomically:
 
     <stage>.cases.json       the cases to come, with estimates (rank 0)
     <stage>.rank<N>.json     what the rank is doing, since when: the watchdog reads it
@@ -24,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from specsim.calibration.allreduce import groups
-from specsim.calibration.context import Case, Context, Measurement, case_document, dumps, spread
+from specsim.calibration.context import Case, Context, Measurement, case_document, dumps, log_of, spread
 
 from specsim.errors import WorkError
 from specsim.files import write_atomically
@@ -35,14 +37,41 @@ MEET_S = 8.0  # how long a rank whose case failed waits for the others to come t
 
 
 def main(arguments: list[str]) -> int:
-    parent = os.getppid()
-    _die_with_parent(parent)
-    stage = json.loads(Path(arguments[0]).read_text())
-    reporter = Reporter(Path(stage["folder"]), stage["name"], int(os.environ["RANK"]), Path(arguments[0]).stem)
+    _die_with_parent(os.getppid())
+    path = Path(arguments[0])
+    return _ranks(path, *map(int, arguments[1:])) if len(arguments) > 1 else _rank(path)
+
+
+def _ranks(path: Path, first: int, count: int) -> int:
+    """Fork the ranks of this node, and tell the codes with which they end."""
+    import torch.distributed  # noqa: F401  # CUDA must not be touched before the fork
+
+    stage = json.loads(path.read_text())
+    own, local_ranks = os.getpid(), {}
+    for local in range(count):
+        pid = os.fork()
+        if pid == 0:
+            _die_with_parent(own)
+            log = log_of(Path(stage["folder"]), stage["name"], first + local)
+            file = os.open(log, os.O_WRONLY | os.O_APPEND)
+            for stream in (1, 2):
+                os.dup2(file, stream)
+            os.environ |= {"RANK": str(first + local), "LOCAL_RANK": str(local), "LOCAL_WORLD_SIZE": str(count)}
+            return _rank(path)
+        local_ranks[pid] = local
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # which ends the ranks: this process outlives them
+    while local_ranks:
+        pid, status = os.wait()
+        sys.stdout.write(f"{local_ranks.pop(pid)} {os.waitstatus_to_exitcode(status)}\n")
+        sys.stdout.flush()
+    return 0
+
+
+def _rank(path: Path) -> int:
+    stage = json.loads(path.read_text())
+    reporter = Reporter(Path(stage["folder"]), stage["name"], int(os.environ["RANK"]), path.stem)
     try:
-        reporter.state(
-            "starting", "importing torch, joining the group", timeout_s=float(stage.get("start_timeout_s", 180))
-        )
+        reporter.state("starting", "joining the group", timeout_s=float(stage.get("start_timeout_s", 180)))
         context = _context(stage)
         code = _run(context, stage, reporter)
         if code == 0:  # else its last state says what went wrong
