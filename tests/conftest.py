@@ -26,6 +26,20 @@ settings.load_profile("specsim")
 LOCAL = ("file:", "data:", "blob:", "about:", "http://127.0.0.1", "http://localhost")
 
 
+@pytest.fixture
+def specsim(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """specsim("predict", "--json", ...) runs a command line in this process: (exit code, standard output, standard error)."""
+    from specsim.cli import main
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as done:
+            main(list(arguments))
+        captured = capsys.readouterr()
+        return int(done.value.code or 0), captured.out, captured.err
+
+    return run
+
+
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
     """Chromium, one for all tests of a process. Without one the test is skipped; under SPECSIM_BROWSER=1 it fails."""

@@ -945,23 +945,6 @@ def test_every_nth_request(trace, n):
 # --- the command ----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def specsim(monkeypatch, capsys):
-    """Run the command line in this process: (exit code, standard output, standard error)."""
-    from specsim import cli
-
-    for name in ("sweep", "plan"):
-        monkeypatch.setitem(cli.COMMANDS, name, "")
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as done:
-            cli.main(arguments)
-        captured = capsys.readouterr()
-        return done.value.code or 0, captured.out, captured.err
-
-    return run
-
-
 BASE = ("plan", "--model", "Llama-3.1-8B", "--hardware", "1x-h200", "--rate", "12", "--input-tokens", "2000", "--output-tokens", "300")  # fmt: skip
 
 

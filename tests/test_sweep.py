@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specsim import cli, fanout, sweep_rows, sweep_run, swept
+from specsim import fanout, sweep_rows, sweep_run, swept
 from specsim import sweeps as sweep
 from specsim.cycle import evaluate
 from specsim.errors import InputError, SpecsimError, WorkError
@@ -439,19 +439,6 @@ def test_a_folder_with_other_files_is_left_alone(tmp_path):
     with pytest.raises(InputError, match="holds other files"):
         sweep_run.run(small_spec(), out=tmp_path / "a.csv")
     assert (tmp_path / "a.csv.parts" / "thesis.txt").exists()
-
-
-@pytest.fixture
-def specsim(capsys):
-    """Run the command line in this process: (exit code, standard output, standard error)."""
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as done:
-            cli.main(arguments)
-        captured = capsys.readouterr()
-        return done.value.code or 0, captured.out, captured.err
-
-    return run
 
 
 # --- fan-out --------------------------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from specsim import team
-from specsim.cli import main
 from specsim.commands.scenario import Count, ScenarioOption, scenario_options
 
 Run = Callable[..., tuple[int, str, str]]
@@ -20,18 +19,11 @@ SCENARIO_OPTIONS: list[ScenarioOption] = scenario_options(lambda: None).__click_
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+def run(specsim: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Runs a line in a folder of its own, where no other file of defaults is found."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv(team.VARIABLE, raising=False)
-
-    def run(*line: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as stop:
-            main(list(line))
-        captured = capsys.readouterr()
-        return int(stop.value.code or 0), captured.out, captured.err
-
-    return run
+    return specsim
 
 
 def scenario(run: Run, *line: str) -> dict[str, Any]:
