@@ -109,6 +109,11 @@ def default_draft(target_name: str) -> str | None:
     return next(iter(public_drafts(target_name)), None)
 
 
+def is_preset(name: str) -> bool:
+    """Whether a preset has this name, in any case, or this Hugging Face id."""
+    return _preset_stem(name) is not None
+
+
 def load_config(name_or_path: str | os.PathLike[str]) -> dict[str, Any]:
     """The raw config of a preset, a folder or a file. Raises InputError when there is none, or it is no object."""
     return _as_object(read_json(_locate(name_or_path), "model config"), str(name_or_path))

@@ -19,7 +19,7 @@ from specsim.errors import InputError
 from specsim.files import read_json
 from specsim.pages import Shown
 from specsim.prediction import machine_of, predict
-from specsim.profiles import Profile
+from specsim.profiles import Profile, load_profile
 from specsim.progress import track
 from specsim.provenance import Source, sources_of_all
 from specsim.quantities import six
@@ -366,6 +366,8 @@ def run(
     hardware: the profile to predict with, in place of each record's own. model, draft: see `complete`. Raises InputError
     when there is no record, or none can be predicted.
     """
+    if hardware is not None:
+        load_profile(hardware)  # a wrong name is told once, and not for each record
     records, unreadable = load(Path(path))
     records, unknown = complete(records, model, draft)
     pairs, skipped = compare(records, hardware, predictor)

@@ -38,18 +38,16 @@ def refuse_multicast(flags: Sequence[str], env: Mapping[str, str], where: str) -
 
 
 def free_port(wanted: int | None, host: str = "127.0.0.1") -> int:
-    """`wanted` if nobody listens there; another one when none is wanted. Raises WorkError when `wanted` is taken."""
-    for port in [wanted] if wanted else [30000, 0]:
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((host, port))
-            except OSError:
-                continue
-            return int(probe.getsockname()[1])
-    raise WorkError(
-        f"port {wanted} of {host} is taken; stop what listens there, or leave --port out and a free one is chosen"
-    )
+    """`wanted` if nobody listens there; when none is wanted, one that the system chooses, so that two runs that start at once do
+    not take the same. Raises WorkError when `wanted` is taken."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, wanted or 0))
+        except OSError:
+            mend = "stop what listens there, or leave --port out and a free one is chosen"
+            raise WorkError(f"port {wanted} of {host} is taken; {mend}") from None
+        return int(probe.getsockname()[1])
 
 
 def _die_with_parent() -> None:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from specsim.configs import is_preset
 from specsim.errors import InputError, did_you_mean
 from specsim.files import read_json, read_yaml
 from specsim.load import Load
@@ -159,6 +160,9 @@ def _check_rows(setup: Setup, steps: int, where: str) -> None:
 
 def config_of(path: Path, what: str) -> dict[str, Any]:
     """The config.json in a folder, or the file itself. Raises InputError."""
+    if not path.exists() and is_preset(path.name):
+        mend = "a server takes the model's own: give its folder or its config.json"
+        raise InputError(f"no such {what} config.json: this is the name of a preset", where=str(path), mend=mend)
     config = read_json(path / "config.json" if path.is_dir() else path, f"{what} config.json")
     if not isinstance(config, dict):
         raise InputError("is not a model's config.json", where=str(path), mend="give a folder with one, or the file")

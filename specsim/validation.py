@@ -96,7 +96,10 @@ def _check_ranks(config: dict[str, Any], setup: Setup) -> None:
 def check_folder(folder: Path) -> None:
     """Raises WorkError when a record could not be written there."""
     probe = folder / ".specsim-probe"
-    write_atomically(probe, "x" * 65536)
+    try:
+        write_atomically(probe, "x" * 65536)
+    except WorkError as error:
+        raise WorkError(str(error).replace(str(probe), str(folder))) from None
     probe.unlink(missing_ok=True)
 
 
@@ -373,14 +376,16 @@ def run_list(
         try:
             path, failed = run(setup)
         except (WorkError, InputError) as error:
-            failures.append(f"{setup.name}: {error}")
-            say(f"{setup.name}: failed: {error}")
+            why = str(error).removeprefix(f"scenario {setup.name}: ")
+            failures.append(f"{setup.name}: {why}")
+            say(f"{setup.name}: failed: {why}")
             continue
         paths.append(path)
         if failed:
             failures.append(
                 f"{setup.name}: {failed} of its points or profiles could not be measured (see its record's caveats)"
             )
+            say(failures[-1])
     return paths, failures
 
 

@@ -237,6 +237,12 @@ def test_what_is_wrong_is_found_before_a_server_starts(model: Path, tmp_path: Pa
     validate.check([good], tmp_path)
     with pytest.raises(InputError, match="no such target config"):
         validate.check([good, scenario(tmp_path / "nowhere.json")], tmp_path)
+    with pytest.raises(
+        InputError, match="this is the name of a preset; a server takes the model's own: give its folder"
+    ):
+        validate.check([scenario(Path("llama-3.1-8b"))], tmp_path)
+    with pytest.raises(WorkError, match=r"^/proc/runs: cannot be written"):
+        validate.check([good], Path("/proc/runs"))
     with pytest.raises(InputError, match="multicast"):
         validate.check([scenario(model, flags=["--enable-mscclpp"])], tmp_path)
     with pytest.raises(InputError, match="no hardware profile 'nope'"):

@@ -311,6 +311,12 @@ def test_bad_numbers_are_named(arguments: list[str]) -> None:
     assert "Invalid value" in done.output
 
 
+def test_a_profile_that_is_not_there_is_told_for_itself() -> None:
+    """Not as what is wrong with the first record of the folder."""
+    with pytest.raises(InputError, match=r"^no hardware profile '8x-h10'; did you mean '8x-h100'"):
+        replay.run(ROOT / "validation", "8x-h10")
+
+
 def test_the_list_of_shipped_runs_is_complete() -> None:
     """Every record in validation/ is named in its README, by itself or by a pattern, and so is every other file there; nothing
     is named that is not there."""

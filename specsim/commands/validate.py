@@ -166,7 +166,7 @@ PATH = click.Path(path_type=Path)
     "--port",
     type=click.IntRange(1, 65535),
     metavar="PORT",
-    help="Port of the launched server; default 30000 or a free one.",
+    help="Port of the launched server; default a free one.",
 )
 @click.option(
     "--start-timeout",
@@ -294,7 +294,10 @@ def _measure(mode: str, options: dict[str, Any]) -> int:
             deadline=deadline,
             request_timeout=options["request_timeout"],
         )
-        paths, failures = [path], [f"{failed} points or load runs were not measured as asked"] if failed else []
+        paths, failures = (
+            [path],
+            [f"{failed} of the points or load runs could not be measured as asked"] if failed else [],
+        )
     else:
         scenarios = load_setups(options["scenarios"]) if mode == "scenarios" else [_setup(options)]
         if options["only"]:
@@ -340,8 +343,12 @@ def _measure(mode: str, options: dict[str, Any]) -> int:
     else:
         for path in paths:
             click.echo(f"saved {path}")
-    for failure in failures:
-        note(f"failed: {failure}")
+    if mode != "launch":  # whose one scenario has said it
+        for failure in failures:
+            note(f"failed: {failure}")
+    if paths:
+        box = "" if options["hardware"] else " --hardware NAME"
+        note(f"predictions beside it: specsim validate --records {shlex.quote(str(folder))}{box}")
     return 1 if failures else 0
 
 
