@@ -7,7 +7,8 @@ weights scaled in blocks), DeepGEMM's experts and products of small inner width 
 `1x-h200-deepseek-v2-lite`); products, attention and small kernels again on another, where attention over one row is timed as
 SGLang runs it and an elementwise kernel is the engine's (`1x-h200-again`); fp8 experts of one shape again, where some sizes had taken
 a sixth longer (`1x-h200-qwen3-30b-a3b-fp8`). Since then products of many rows are timed with pauses as in a server (`1x-h200-gemm`),
-experts at a prefill's rows too (`1x-h200-experts`), and those with MXFP4 weights for the first time (`1x-h200-mxfp4`). What is measured
+experts at a prefill's rows too (`1x-h200-experts`), and those with MXFP4 weights for the first time (`1x-h200-mxfp4`); and products of the shapes of seven models and their drafters,
+whole and cut in two (`1x-h200-models`, `1x-h200-models-tp2`). What is measured
 again takes the place of what was. A machine with two was calibrated as it is
 (`2x-h200`), again to show how far two agree, and with peer access off: all-reduces and copies are of these, FlashInfer's
 of another (`2x-h200-flashinfer`). Those called "-earlier" are of other machines, by earlier releases, and those of a model's
@@ -25,6 +26,7 @@ from specsim.profiles import dump_profile, load_profile
 from specsim.records import Record
 
 ROOT = Path(__file__).resolve().parents[1]
+SUSTAINED = 256  # rows from which products are timed with pauses
 
 
 def read(name: str) -> dict[str, Any]:
@@ -32,12 +34,34 @@ def read(name: str) -> dict[str, Any]:
     return document
 
 
+def together(documents: list[dict[str, Any]]) -> None:
+    """Products that several machines measured stay side by side: they differ by 2 to 5 %, and the profile is of any of them. Those of
+    many rows that were timed without pauses are left out."""
+    for document in documents:
+        kept = []
+        for sample in document["samples"]:
+            if sample["measure"] == "gemm":
+                if sample["params"]["rows"] >= SUSTAINED and "burst" not in sample["extras"]:
+                    continue
+                sample["key"] += f"@{document['name']}"
+            kept.append(sample)
+        document["samples"] = kept
+
+
 def main() -> None:
     names = ("1x-h200", "1x-h200-blockwise", "1x-h200-deepgemm", "1x-h200-deepseek-v2-lite", "1x-h200-again",
-             "1x-h200-qwen3-30b-a3b-fp8", "1x-h200-gemm", "1x-h200-experts", "1x-h200-mxfp4")  # fmt: skip
+             "1x-h200-qwen3-30b-a3b-fp8", "1x-h200-gemm", "1x-h200-experts", "1x-h200-mxfp4",
+             "1x-h200-models", "1x-h200-models-tp2", "1x-h200-llama-3.1-8b")  # fmt: skip
     alone = [read(name) for name in names]
-    for document, operator in ((alone[3], "gemm_bf16"), (alone[5], "moe_fp8")):
-        document["samples"] = [s for s in document["samples"] if s["operator"] == operator]
+    kept = {
+        "1x-h200-deepseek-v2-lite": {"gemm_bf16"},
+        "1x-h200-llama-3.1-8b": {"gemm_bf16"},
+        "1x-h200-qwen3-30b-a3b-fp8": {"moe_fp8", "gemm_fp8_triton", "gemm_fp8_deepgemm"},
+    }
+    for document in alone:
+        if operators := kept.get(document["name"]):
+            document["samples"] = [s for s in document["samples"] if s["operator"] in operators]
+    together(alone)
     two, off, fused = read("2x-h200"), read("2x-h200-no-p2p"), read("2x-h200-flashinfer")
     for box in (two, off):
         box["samples"] = [s for s in box["samples"] if s["measure"] not in FITTED]

@@ -52,7 +52,7 @@ def pauses(context: Context, seconds: float) -> list[Call]:
         source, target = (torch.ones(chunks, half // 2, device=context.device, dtype=torch.bfloat16) for _ in range(2))
         return [partial(torch.neg, a, out=b) for a, b in zip(source, target, strict=True)]
 
-    small = partial(torch.neg, torch.ones(64, device=context.device), out=torch.empty(64, device=context.device))
+    small: Call = partial(torch.neg, torch.ones(64, device=context.device), out=torch.empty(64, device=context.device))
     if "pause_rates" not in context.cache:
         trial, least = streams(STREAM_BYTES), [small] * FEW_HUNDRED
         whole, each = (Chain(context, calls, None, None).once() for calls in (trial, least))
@@ -61,7 +61,8 @@ def pauses(context: Context, seconds: float) -> list[Call]:
     after = [small] * round(seconds / small_s)
 
     def pause(stream: Call) -> None:
-        for call in (stream, *after):
+        stream()
+        for call in after:
             call()
 
     return [partial(pause, stream) for stream in streams(max(int(seconds * bytes_s / 2), STREAM_BYTES // 16))]

@@ -20,6 +20,7 @@ from pydantic import ValidationError
 
 from specsim.chart_style import BLUE
 from specsim.errors import InputError
+from specsim.models import Model, Projection
 from specsim.ops import PROCESSORS, CacheParts, Load, in_stages, operator_seconds
 from specsim.plot_style import MUTED, picture, plain
 from specsim.profiles import AllReduceCurve, Gpu, Launch, OperatorRate, Profile, Source
@@ -656,20 +657,33 @@ def _plain(value: Any) -> Any:
 # --- shapes and plots -------------------------------------------------------------------------------------------------
 
 
-def shapes(model: Any, tp: int) -> dict[str, Any]:
-    """What one of `tp` ranks of a model (specsim.models.Model) runs: experts, attention, widths and dense projections. A list
-    is empty where the model has none of a kind."""
+def shapes(models: Iterable[Model], tp: int) -> dict[str, Any]:
+    """What one of `tp` ranks of models runs: experts, attention, widths and dense projections, each shape once. A list is empty where
+    the models have none of a kind."""
     from specsim.forward import slice_of
 
-    found: dict[str, Any] = {"hidden": [int(model.hidden)], "experts": [], "attention": [], "gemm": []}
+    found: dict[str, Any] = {"hidden": [], "experts": [], "attention": [], "gemm": []}
 
     def once(key: str, value: Any) -> None:
         if value not in found[key]:
             found[key].append(value)
 
-    for layer, _ in model.layers:
+    def projections(ranks: int, *some: Projection | None) -> None:
+        for p in some:
+            if p is not None:
+                inputs, outputs = slice_of(p, ranks)
+                once("gemm", [int(outputs), int(inputs)])
+
+    for model in models:
+        once("hidden", int(model.hidden))
+        projections(tp, model.head)
+        if model.draft is not None:
+            projections(1, model.draft.fc, *model.draft.token_heads)
+    for layer in (layer for model in models for layer, _ in model.layers):
         if layer.experts is not None:
             e = layer.experts
+            projections(1, e.router)
+            projections(tp, *e.shared)
             inner = max(1, e.intermediate // tp)
             once("experts", {"hidden": e.inputs, "intermediate": inner, "experts": e.count, "top_k": e.per_token})
         a = layer.attention
@@ -686,9 +700,7 @@ def shapes(model: Any, tp: int) -> dict[str, Any]:
                 "head_dim": a.head_dim,
             }
             once("attention", shape)
-        for p in (*layer.mixer, *layer.ffn):
-            inputs, outputs = slice_of(p, tp)
-            once("gemm", [int(outputs), int(inputs)])
+        projections(tp, *layer.mixer, *layer.ffn)
     return found
 
 

@@ -380,6 +380,7 @@ def take(m: Machine, chosen: NDArray[np.intp]) -> Machine:
                 of(r.flops_per_s),
                 r.source,
                 None if r.inner_s is None else of(r.inner_s),
+                r.shapes,
             )
             for k, r in m.rates.items()
         },

@@ -8,6 +8,7 @@ profile lacks is as much less certain as the shipped profiles' classes of a fami
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 
 from specsim.engines import Engine
 from specsim.models import Model
-from specsim.ops import PROCESSORS, Curve, Operator, Rate, in_stages, operator_seconds
+from specsim.ops import PROCESSORS, Curve, Operator, Own, Rate, in_stages, operator_seconds
 from specsim.profiles import AllReduceCurve, Group, OperatorRate, Profile
 from specsim.routing import Routing
 
@@ -44,7 +45,11 @@ STAND_INS: dict[str, tuple[str, ...]] = {
 STAND_IN_FIXED, STAND_IN_BANDWIDTH = 0.6, 0.28
 # How far a published class is from what `specsim calibrate` finds on such a box: the same, over the shipped profiles of one GPU
 # that has both. A table's own residuals, which a published class states, know nothing of it.
-PUBLISHED_FIXED, PUBLISHED_BANDWIDTH = 0.24, 0.085
+PUBLISHED_FIXED, PUBLISHED_BANDWIDTH = 0.3, 0.066
+
+
+SAMPLED = ("rows", "n", "k", "bytes", "median_us")  # of the samples of products
+LEAST_ROWS = 3  # numbers of rows that a shape was timed at, to be told apart from its class
 
 
 def priced_as(name: str, known: Collection[str]) -> str:
@@ -173,13 +178,14 @@ class Machine:
     ) -> tuple[Array, str]:
         """(seconds of all calls of an operator, origin of the price); not of all-reduces. moved, flops, inner: the bytes, flops
         and inner widths of all its calls, under a load of n axes."""
-        asked = operator.rate, operator.behind, operator.calls, moved, flops, inner, n
+        asked = operator.rate, operator.behind, operator.shape, operator.calls, moved, flops, inner, n
         return self.once(Machine._price, *asked) if moved.ndim == 0 else self._price(*asked)
 
     def _price(
         self,
         name: str,
         behind: str,
+        shape: tuple[float, float] | None,
         calls: float,
         moved: Array,
         flops: Array | None,
@@ -197,7 +203,11 @@ class Machine:
             return np.maximum(operator_seconds(-hidden, moving, computing), 0.0), rate.source
         start = calls * lift(rate.fixed_s, n)
         walking = None if inner is None or rate.inner_s is None else inner * lift(rate.inner_s, n)
-        return operator_seconds(start, moving, computing, walking, staged=in_stages(name)), rate.source
+        seconds = operator_seconds(start, moving, computing, walking, staged=in_stages(name))
+        own = rate.shapes.get(shape) if shape else None
+        if shape is None or own is None or flops is None:
+            return seconds, rate.source
+        return seconds * own.at(flops / (2.0 * shape[0] * shape[1] * calls)), rate.source
 
 
 class Noted(dict[Key, Value]):
@@ -210,6 +220,39 @@ class Noted(dict[Key, Value]):
     def __getitem__(self, key: Key) -> Value:
         self.read.add(key)
         return super().__getitem__(key)
+
+
+def own_shapes(name: str, profile: Profile) -> dict[tuple[float, float], Own]:
+    """By (outputs, inputs): how the products of a class that a profile holds samples of differ from its line, where they were timed
+    at `LEAST_ROWS` numbers of rows or more."""
+    table, rate = profile.samples.get(name), profile.operators[name]
+    if not name.startswith("gemm_") or not isinstance(table, Mapping) or not {"columns", "rows"} <= table.keys():
+        return {}
+    columns = str(table["columns"]).split()
+    if not set(SAMPLED) <= set(columns):
+        return {}
+    cells = [str(row).split() for row in table["rows"]]
+    values = np.asarray([[float(r[columns.index(c)]) for c in SAMPLED] for r in cells if len(r) == len(columns)])
+    if not len(values):
+        return {}
+    rows, n, k, nbytes, median_us = values.T
+    peak = rate.peak_tflops or profile.gpu.bf16_tflops * 0.7
+    line_us = operator_seconds(
+        np.asarray(rate.fixed_us),
+        nbytes / (rate.bandwidth_gb_s * 1e3),
+        2e-6 * rows * n * k / peak,
+        k * (rate.inner_ns or 0.0) * 1e-3,
+    )
+    seen: dict[tuple[float, float], dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for outputs, inputs, r, factor in zip(
+        n.tolist(), k.tolist(), rows.tolist(), (median_us / line_us).tolist(), strict=True
+    ):
+        seen[outputs, inputs][r].append(factor)
+    return {
+        shape: Own(np.asarray(sorted(timed)), np.asarray([sum(timed[r]) / len(timed[r]) for r in sorted(timed)]))
+        for shape, timed in seen.items()
+        if len(timed) >= LEAST_ROWS
+    }
 
 
 def _factor(rng: np.random.Generator, samples: int, spread: float) -> Array:
@@ -261,7 +304,7 @@ def build(profile: Profile, engine: Engine, *, samples: int = 0, seed: int = 0) 
         factor: Array = np.exp(deviation(group.source.reference, relative))
         return value * factor
 
-    def priced(rate: OperatorRate) -> Rate:
+    def priced(name: str, rate: OperatorRate) -> Rate:
         start = positive(1.0, rate, PUBLISHED_FIXED)
         return Rate(
             fixed_s=rate.fixed_us * 1e-6 * start,
@@ -269,9 +312,10 @@ def build(profile: Profile, engine: Engine, *, samples: int = 0, seed: int = 0) 
             flops_per_s=positive((rate.peak_tflops or profile.gpu.bf16_tflops * 0.7) * 1e12, rate, PUBLISHED_BANDWIDTH),
             source=rate.source.kind,
             inner_s=rate.inner_ns * 1e-9 * start if rate.inner_ns else None,
+            shapes=own_shapes(name, profile),
         )
 
-    rates = {name: priced(rate) for name, rate in profile.operators.items()}
+    rates = {name: priced(name, rate) for name, rate in profile.operators.items()}
     curves: dict[tuple[str, int, str], Curve] = {
         (c.implementation, c.ranks, c.mode): _curve(c, positive(1.0, c)) for c in profile.allreduce
     }

@@ -230,6 +230,7 @@ class Operator:
     # What each output sums over from end to end: a product's inner width, the parts of a cache; `behind`: of that class's calls.
     inner: Linear = field(default_factory=dict)
     when: Feature = ONE  # the share of the calls that run, 0 or 1
+    shape: tuple[float, float] | None = None  # of a product's weights: outputs, inputs
 
     def __hash__(self) -> int:
         return hash((self.component, self.rate))
@@ -285,9 +286,9 @@ def gemm(
     """rows x inputs times inputs x outputs: reads the weights once, reads and writes the rows as bf16. walked: whether its
     kernel walks the inner width."""
     moved = {ONE: weight_bytes, rows: (inputs + outputs) * 2.0}
-    return Operator(component, rate, 1.0, 1.0, moved, {rows: 2.0 * inputs * outputs}, inner={walked: inputs}).times(
-        calls
-    )
+    flops = {rows: 2.0 * inputs * outputs}
+    one = Operator(component, rate, 1.0, 1.0, moved, flops, inner={walked: inputs}, shape=(outputs, inputs))
+    return one.times(calls)
 
 
 def small(rate: str, calls: float, width: float, *, kernels_each: float = 1.0, passes: float = 3.0) -> Operator:
@@ -336,6 +337,27 @@ def operator_seconds(
 
 
 @dataclass(frozen=True)
+class Own:
+    """How products of one shape differ from the line of their class: time / line at numbers of rows, ascending; linear between them.
+
+    A library picks a kernel by shape: one whose tiles are few beside the processors, or cut the inner width among them, is 5 to
+    15 % slower than its class on average. Beyond the rows that were timed the difference fades, to nothing at `FADED` times
+    the most.
+    """
+
+    rows: Array
+    factor: Array
+
+    FADED: ClassVar[float] = 4.0
+
+    def at(self, rows: Array) -> Array:
+        """Factors at numbers of rows."""
+        beyond = self.rows[-1] * self.FADED
+        found: Array = np.interp(rows, np.append(self.rows, beyond), np.append(self.factor, 1.0))
+        return found
+
+
+@dataclass(frozen=True)
 class Rate:
     """Price of one operator class in SI units; each a scalar, or one value a parameter sample."""
 
@@ -344,6 +366,7 @@ class Rate:
     flops_per_s: Array
     source: str
     inner_s: Array | None = None  # a value of inner width, or a part of a cache
+    shapes: Mapping[tuple[float, float], Own] = field(default_factory=dict)  # of products that were timed themselves
 
     def scaled(self, start: Array, bandwidth: Array, flops: Array | None = None) -> Rate:
         """`start` times the fixed time, `bandwidth` times the bytes and (unless `flops` says otherwise) flops a second."""
@@ -354,6 +377,7 @@ class Rate:
             self.flops_per_s * fast,
             self.source,
             None if self.inner_s is None else self.inner_s * start,
+            self.shapes,
         )
 
 

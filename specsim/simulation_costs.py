@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from specsim.cycle import evaluate, target_pass
 from specsim.errors import InputError
 from specsim.forward import build, cost
-from specsim.machine import Machine, lift
+from specsim.machine import ZERO, Machine, lift
 from specsim.memory import RESERVE, rank_kv_per_token, rank_state, rank_weights
 from specsim.models import Model
 from specsim.ops import Load
@@ -60,7 +60,8 @@ class Costs:
 
     step[b, i]: one step of b sequences (0..max) with contexts[i] cached tokens each; base[b]: the target's pass in it at
     no cached tokens; rows[b]: rows that a sequence has in it, 1 or the draft tokens; drafts[b]: tokens that may be accepted
-    beyond the first. prefill[i, j]: prefill of tokens[i] rows that attend to reach[j] tokens each on average.
+    beyond the first. prefill[i, j]: prefill of tokens[i] rows that attend to reach[j] tokens each on average. lead: host time
+    before a prefill, as far as no step runs meanwhile.
     """
 
     contexts: Array
@@ -71,6 +72,7 @@ class Costs:
     prefill: Array
     rows: Ints
     drafts: Ints
+    lead: float = 0.0
 
     @property
     def most_rows(self) -> int:
@@ -283,8 +285,9 @@ def cache_limits(s: Scenario, running: int) -> tuple[int, int]:
 
 
 def prefill_seconds(s: Scenario, machine: Machine, tokens: Array, reach: Array, *, on_average: bool = False) -> Array:
-    """Seconds of one prefill pass over `tokens` rows of one sequence, the drafter's pass and host time included: from a graph
-    that is cut at each attention, padded to a captured number of tokens, or eager.
+    """Seconds of one prefill pass over `tokens` rows of one sequence, the drafter's pass included: from a graph that is cut at each
+    attention, padded to a captured number of tokens, with its host time beside the step before (`lead_seconds`); or eager,
+    where that is part of it.
 
     reach: cached tokens that a row attends to on average, itself included: cached + (tokens + 1) / 2 for one sequence.
     Only the last row goes through the head. on_average: padded as numbers of tokens about as large are. Broadcasts.
@@ -298,27 +301,36 @@ def prefill_seconds(s: Scenario, machine: Machine, tokens: Array, reach: Array, 
     def passes(rows: Array, cut: bool) -> Array:
         at = reach - (tokens + 1) / 2
         load = Load(np.ones(()), tokens, at, rows / tokens, s.routing or machine.routing, machine.processors)
-        return host + sum(
-            cost(
-                build(model, s.parallel, s.engine, False, fc=fc, last_rows=True, in_blocks=s.in_blocks),
-                load,
-                machine,
-                s.engine,
-                s.network,
-                graph=False,
-                prefill=True,
-                cut=cut,
-                target=s.model,
-            ).total
-            for model, fc in ((s.model, False), (s.draft, True))
-            if model is not None
+        seconds: Array = sum(
+            (
+                cost(
+                    build(model, s.parallel, s.engine, False, fc=fc, last_rows=True, in_blocks=s.in_blocks),
+                    load,
+                    machine,
+                    s.engine,
+                    s.network,
+                    graph=False,
+                    prefill=True,
+                    cut=cut,
+                    target=s.model,
+                ).total
+                for model, fc in ((s.model, False), (s.draft, True))
+                if model is not None
+            ),
+            ZERO if cut else host,
         )
+        return seconds
 
     if not padded.any():
         return np.asarray(passes(tokens, cut=False))
     if padded.all():
         return np.asarray(passes(rows, cut=True))
     return np.where(padded, passes(np.where(padded, rows, tokens), cut=True), passes(tokens, cut=False))
+
+
+def lead_seconds(s: Scenario, machine: Machine) -> float:
+    """Host time before a prefill's graphs, which is hidden while a step runs; 0 where prefills are eager."""
+    return float(machine.terms["prefill_host"].reshape(-1)[0]) if prefill_graphs(s) else 0.0
 
 
 def prefill_graphs(s: Scenario) -> tuple[int, ...]:
@@ -462,6 +474,7 @@ def _tables(asked: _Asked) -> Costs:
         prefill=ps(prefill),
         rows=rows,
         drafts=drafts,
+        lead=float(ps(np.asarray(lead_seconds(s, machine)))),
     )
 
 

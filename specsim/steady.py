@@ -39,6 +39,7 @@ from specsim.simulation_costs import (
     cache_limits,
     default_chunk,
     lanes,
+    lead_seconds,
     longest,
     prefill_seconds,
     rows_of,
@@ -106,7 +107,8 @@ class Server:
     mixing: what a prefill step saves by riding in a decode step, where the engine mixes them (vLLM), and budget: tokens of such a
     step, of which a sequence takes `rows` and a prompt `prompt`. late: a place that falls free while requests wait is filled one
     step later (SGLang). spread: variance of a prompt's prefill over the square of its mean; None: that of its tokens. memory:
-    a KV cache that is full before all places are taken, where the engine then preempts."""
+    a KV cache that is full before all places are taken, where the engine then preempts. lead_s: host time before a prefill while
+    no step runs."""
 
     requests: Requests
     step: Array
@@ -122,6 +124,7 @@ class Server:
     late: bool = False
     spread: float | None = None
     memory: FullMemory | None = None
+    lead_s: float = 0.0
 
     @property
     def varies(self) -> float:
@@ -201,6 +204,7 @@ class Server:
         before = busy * mean(prefills.each) * (1 + self.varies) / (2 * (1 - busy))
         ttft = held.waiting / r + mean(prefills.first) + before + busy**2 * mean(prefills.full) / 2
         working = 1 - held.weight[:, 0] * (1 - prefills.work[:, 0])
+        ttft = ttft + self.lead_s * (1 - working)
 
         def served(values: Array, otherwise: float = math.inf) -> Array:
             return np.where(held.stable, values, otherwise)
@@ -418,6 +422,7 @@ def server_of(
         late=not mixed,
         spread=spread,
         memory=memory if full else None,
+        lead_s=lead_seconds(s, machine),
     )
 
 

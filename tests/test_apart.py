@@ -99,7 +99,11 @@ def test_eager_passes_over_several_ranks_are_set_aside() -> None:
 def test_of_the_shipped_records_the_fit_sets_aside_what_calibration_never_saw() -> None:
     cases, _ = cases_of(load(VALIDATION)[0], engine="sglang")
     found = set_aside(cases)
-    beginnings = {"64 experts": "dsv2lite-", "all rows chose the same experts": "gpt-oss-20b-", "without graphs": "llama8b-tp2-"}
+    beginnings = {
+        "64 experts": "dsv2lite-",
+        "all rows chose the same experts": "gpt-oss-20b-",
+        "without graphs": "llama8b-tp2-",
+    }
     for record, why in found.items():
         assert record.startswith(next(name for begin, name in beginnings.items() if why.startswith(begin))), why
     of_models = ("dsv2lite", "gpt-oss")

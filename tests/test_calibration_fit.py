@@ -253,11 +253,25 @@ def test_residual_plot_is_written(tmp_path: Any) -> None:
 
 def test_shapes_of_a_model_are_those_of_one_rank() -> None:
     """Kimi-K2.5 over 8 ranks: 384 experts of 7168 x 2048 / 8, 64 / 8 heads of MLA."""
-    shapes = calibrate.shapes(load_model("Kimi-K2.5"), 8)
+    shapes = calibrate.shapes([load_model("Kimi-K2.5")], 8)
     assert shapes["experts"] == [{"hidden": 7168, "intermediate": 256, "experts": 384, "top_k": 8}]
     assert shapes["attention"] == [{"kind": "mla", "heads": 8, "latent": 512, "rope": 64}]
     assert shapes["hidden"] == [7168]
     assert [2112, 7168] in shapes["gemm"] or [1536, 7168] in shapes["gemm"]
+    assert [163840 // 8, 7168] in shapes["gemm"]  # the head
+    assert [384, 7168] in shapes["gemm"]  # the router, whole on each rank
+
+
+def test_shapes_of_several_models_are_each_there_once() -> None:
+    """Llama-3.1-8B and its drafter share a layer's shapes but for what joins two inputs; the drafter's fc takes three hidden states."""
+    target, draft = load_model("Llama-3.1-8B"), load_model("EAGLE3-LLaMA3.1-Instruct-8B")
+    alone, both = calibrate.shapes([target], 1), calibrate.shapes([target, draft], 1)
+    assert both["attention"] == alone["attention"]
+    assert both["hidden"] == [4096]
+    more = [shape for shape in both["gemm"] if shape not in alone["gemm"]]
+    assert len(both["gemm"]) == len({tuple(shape) for shape in both["gemm"]})
+    assert [4096, 3 * 4096] in more
+    assert [(32 + 2 * 8) * 128, 2 * 4096] in more
 
 
 def record_of(results: list[dict[str, Any]], **plan: Any) -> Any:

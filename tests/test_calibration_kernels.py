@@ -470,7 +470,7 @@ def test_only_what_a_model_has_is_timed(
     """A dense model has no experts and no router, each has one kind of attention; a measurement asked for by name is made."""
     monkeypatch.setattr(moe, "_sglang_here", lambda: False)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
-    plan = Plan(Path("unused"), 1, only=only, shapes=shapes(load_model(model), 1))
+    plan = Plan(Path("unused"), 1, only=only, shapes=shapes([load_model(model)], 1))
     options = next(stage.options for stage in stages(plan) if "small" in stage.measures)
     of_model = replace(context, shapes=plan.shapes, options=options)
     measured = [m for m in (attention, moe, small) if not only or m.NAME in only]

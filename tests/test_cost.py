@@ -53,6 +53,37 @@ def test_a_gemm_by_hand() -> None:
     assert seconds(machine, operator, load()) == pytest.approx(12.004e-6)
 
 
+def timed(*rows: str) -> dict[str, object]:
+    """Samples of products as a profile keeps them."""
+    return {"gemm_bf16": {"columns": "rows n k bytes p10_us median_us p90_us", "rows": list(rows)}}
+
+
+def test_products_of_a_shape_that_was_timed_cost_what_they_took() -> None:
+    """1000 x 1000: one row of the class takes 12.004 us (above), and this shape took 15.005, a quarter more; at 3 rows, twice as
+    much as the 12.012 of the class. Between them lies 1.625 at two; at twelve, four times the most, nothing is left of it. A shape
+    that was timed at two numbers of rows alone is priced by its class, and so is any other."""
+    rows = "1 1000 1000 2004000 1 15.005 1", "2 1000 1000 2008000 1 19.513 1", "3 1000 1000 2012000 1 24.024 1"
+    few = "1 2000 1000 4006000 1 99 1", "4 2000 1000 4024000 1 99 1"
+    box = profile().model_copy(update={"samples": timed(*rows, *few)})
+    machine, plain = (build_machine(p, QUIET) for p in (box, profile()))
+    own, other, square = (gemm(1000, n, 2e3 * n, "gemm_bf16") for n in (1000, 2000, 500))
+    assert seconds(machine, own, load()) == pytest.approx(15.005e-6)
+    assert seconds(machine, own, load(3)) == pytest.approx(24.024e-6)
+    assert seconds(machine, own.times(7), load(2)) == pytest.approx(7 * 1.625 * 12.008e-6, rel=1e-4)
+    for batch, factor in ((3, 2.0), (7.5, 1.5), (12, 1.0), (500, 1.0)):
+        assert seconds(machine, own, load(batch)) == pytest.approx(factor * seconds(plain, own, load(batch)), rel=1e-4)
+    for operator in (other, square, replace(own, shape=None)):
+        assert seconds(machine, operator, load()) == seconds(plain, operator, load())
+
+
+def test_machines_that_timed_the_same_shape_are_averaged() -> None:
+    """Two took 15.005 and 9.003 us where the class has 12.004: what the class has."""
+    one = "1 1000 1000 2004000 1 15.005 1", "2 1000 1000 2008000 1 12.008 1", "3 1000 1000 2012000 1 12.012 1"
+    box = profile().model_copy(update={"samples": timed(*one, "1 1000 1000 2004000 1 9.003 1")})
+    operator = gemm(1000, 1000, 2e6, "gemm_bf16")
+    assert seconds(build_machine(box, QUIET), operator, load()) == pytest.approx(12.004e-6)
+
+
 def test_a_gemm_is_limited_by_compute_at_many_rows() -> None:
     """At 10,000 rows and 50 TFLOP/s: 2 x 10,000 x 1e6 flops = 400 us, 42e6 bytes at 1e12 = 42 us; (400^3 + 42^3)^(1/3) =
     400.15 us, plus 10 us fixed."""

@@ -34,6 +34,7 @@ from specsim.simulation_costs import (
     Server,
     acceptance_of,
     cache_limits,
+    lead_seconds,
     prefill_seconds,
     server_of,
     step_seconds,
@@ -133,11 +134,11 @@ def test_little_s_law() -> None:
 
 
 def test_one_plain_request_is_the_closed_form() -> None:
-    """TTFT = one prefill of the prompt; then one decode step a token, at contexts I, I + 1, ... I + O - 2."""
+    """TTFT = the host's lead and one prefill of the prompt; then one decode step a token, at contexts I, I + 1, ... I + O - 2."""
     s = plain()
     machine = machine_of(s)
     m = simulate(server_of(s, machine), requests((0, 700, 50))).metrics
-    first = float(prefill_seconds(s, machine, np.asarray(700.0), np.asarray(350.5)))
+    first = float(prefill_seconds(s, machine, np.asarray(700.0), np.asarray(350.5))) + lead_seconds(s, machine)
     steps = step_seconds(s, machine, np.ones(()), np.arange(700.0, 749.0))
     assert m.latencies["ttft"].mean == pytest.approx(first * 1e3, rel=1e-5)  # type: ignore[union-attr]
     assert m.latencies["e2e_latency"].mean == pytest.approx((first + steps.sum()) * 1e3, rel=1e-5)  # type: ignore[union-attr]
@@ -178,12 +179,17 @@ def test_without_graphs_a_prefill_is_launched_as_slowly_as_a_step() -> None:
 
 
 def test_a_long_prompt_is_prefilled_in_chunks() -> None:
-    """2,500 tokens in chunks of 1,000: 1,000 after 0, 1,000 after 1,000, 500 after 2,000 cached tokens."""
+    """2,500 tokens in chunks of 1,000: 1,000 after 0, 1,000 after 1,000, 500 after 2,000 cached tokens. Before the first the host
+    leads alone, before the others by what the step before them, which it runs beside, does not hide."""
     s = plain()
     machine = machine_of(s)
     m = simulate(server_of(s, machine, chunk_tokens=1000), requests((0, 2500, 1))).metrics
     tokens, cached = np.array([1000.0, 1000.0, 500.0]), np.array([0.0, 1000.0, 2000.0])
-    seconds = prefill_seconds(s, machine, tokens, cached + (tokens + 1) / 2).sum()
+    steps = prefill_seconds(s, machine, tokens, cached + (tokens + 1) / 2)
+    lead = lead_seconds(s, machine)
+    assert lead == machine.terms["prefill_host"] > steps[0]
+    first = lead + steps[0]  # the step that the second runs beside
+    seconds = first + max(lead - first, 0.0) + steps[1] + max(lead - steps[1], 0.0) + steps[2]
     assert m.latencies["ttft"].mean == pytest.approx(seconds * 1e3, rel=1e-3)  # type: ignore[union-attr]
     assert m.counters["prefill_steps"] == 3
     assert m.latencies["tpot"] is None

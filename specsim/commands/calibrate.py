@@ -56,13 +56,16 @@ OF_A_FIT = ("refit", "output", "plot", "as_json")  # options that say something 
     help="How many GPUs (with --cpu: processes); default all; 2 with --cpu.",
 )
 @click.option(
-    "--model", metavar="NAME|DIR|FILE", help="Measure this model's own shapes: a name, a folder or a config.json."
+    "--model",
+    metavar="NAME|DIR|FILE",
+    multiple=True,
+    help="Measure this model's own shapes: a name, a folder or a config.json; repeatable, for its drafter or other models.",
 )
 @click.option(
     "--tp",
     type=click.IntRange(1),
     metavar="RANKS",
-    help="With --model: ranks the model is cut over; default as many as are measured.",
+    help="With --model: ranks a model is cut over; default as many as are measured.",
 )
 @click.option(
     "--experts",
@@ -154,7 +157,7 @@ def command(**options: Any) -> None:
     with session.held(plan), Meter("calibrate") as meter:
         session.prepare(plan, resume=options["resume"])
         if plan.node == 0:
-            note(_said(plan, options["model"]))
+            note(_said(plan, " and ".join(options["model"])))
         try:
             outcome = session.run(
                 plan,
@@ -220,7 +223,7 @@ def _plan(options: dict[str, Any]) -> tuple[Plan, str]:
     return plan, name
 
 
-def _said(plan: Plan, model: str | None) -> str:
+def _said(plan: Plan, model: str) -> str:
     """The plan in a line: what is measured over how many ranks, and what is not because the model has none."""
     from specsim.calibration.session import stages
 
@@ -237,7 +240,11 @@ def _said(plan: Plan, model: str | None) -> str:
         lacks += [f"{kind.upper()} attention" for kind in ("gqa", "mla") if kind not in kinds]
     unit = "process" if plan.cpu else "GPU"
     ranks = f"one {unit}" if plan.ranks == 1 else f"{plan.ranks} {'processes' if plan.cpu else 'GPUs'}"
-    why = f"; {model} has no {' and no '.join(lacks)}, which is left out" if lacks else ""
+    why = (
+        f"; {model} ha{'ve' if ' and ' in model else 's'} no {' and no '.join(lacks)}, which is left out"
+        if lacks
+        else ""
+    )
     return f"calibrate: {', '.join(names)} on {ranks}{why}"
 
 
@@ -265,9 +272,10 @@ def _shapes(options: dict[str, Any], ranks: int) -> dict[str, Any]:
         from specsim.forward import Parallel
         from specsim.scenarios import check_heads
 
-        model, tp = load_model(options["model"]), options["tp"] or ranks
-        check_heads(model, Parallel(tp))
-        found = shapes(model, tp)
+        models, tp = [load_model(name) for name in options["model"]], options["tp"] or ranks
+        for model in models:
+            check_heads(model, Parallel(tp))
+        found = shapes(models, tp)
     for text in options["experts"]:
         try:
             hidden, intermediate, experts, top_k = (int(part) for part in text.split(","))
