@@ -202,7 +202,7 @@ def kind_of(records: Sequence[Record]) -> Callable[[Pair], str]:
         two = "2x" in (r.hardware or "")
         kinds[r.name] = "eager" if "--disable-cuda-graph" in flags else "graphs, two GPUs" if two else "graphs, one GPU"
         if kinds[r.name] == "graphs, one GPU" and r.name in aside:
-            kinds[r.name] = "graphs, kernels never calibrated"
+            kinds[r.name] = "graphs, in no fit"
         if r.engine and r.engine.name == "vllm":
             kinds[r.name] = "vLLM, one GPU"
     return lambda p: kinds[p.record]

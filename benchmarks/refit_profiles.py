@@ -50,7 +50,7 @@ def together(documents: list[dict[str, Any]]) -> None:
 
 def main() -> None:
     names = ("1x-h200", "1x-h200-blockwise", "1x-h200-deepgemm", "1x-h200-deepseek-v2-lite", "1x-h200-again",
-             "1x-h200-qwen3-30b-a3b-fp8", "1x-h200-gemm", "1x-h200-experts", "1x-h200-mxfp4",
+             "1x-h200-qwen3-30b-a3b-fp8", "1x-h200-gemm", "1x-h200-experts", "1x-h200-mxfp4", "1x-h200-deepseek-v2-lite-experts",
              "1x-h200-models", "1x-h200-models-tp2", "1x-h200-llama-3.1-8b")  # fmt: skip
     alone = [read(name) for name in names]
     kept = {

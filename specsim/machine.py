@@ -48,7 +48,9 @@ STAND_IN_FIXED, STAND_IN_BANDWIDTH = 0.6, 0.28
 PUBLISHED_FIXED, PUBLISHED_BANDWIDTH = 0.3, 0.066
 
 
-SAMPLED = ("rows", "n", "k", "bytes", "median_us")  # of the samples of products
+# Columns of a class's samples: what makes a shape, by kind of class, and what was measured.
+SHAPED = {"gemm": ("n", "k"), "moe": ("hidden", "intermediate", "experts", "top_k")}
+SAMPLED = ("rows", "bytes", "median_us")
 LEAST_ROWS = 3  # numbers of rows that a shape was timed at, to be told apart from its class
 
 
@@ -178,14 +180,16 @@ class Machine:
     ) -> tuple[Array, str]:
         """(seconds of all calls of an operator, origin of the price); not of all-reduces. moved, flops, inner: the bytes, flops
         and inner widths of all its calls, under a load of n axes."""
-        asked = operator.rate, operator.behind, operator.shape, operator.calls, moved, flops, inner, n
+        a_row = sum(operator.flops.values()) if operator.shape else 0.0
+        asked = operator.rate, operator.behind, operator.shape, a_row, operator.calls, moved, flops, inner, n
         return self.once(Machine._price, *asked) if moved.ndim == 0 else self._price(*asked)
 
     def _price(
         self,
         name: str,
         behind: str,
-        shape: tuple[float, float] | None,
+        shape: tuple[float, ...] | None,
+        a_row: float,
         calls: float,
         moved: Array,
         flops: Array | None,
@@ -205,9 +209,9 @@ class Machine:
         walking = None if inner is None or rate.inner_s is None else inner * lift(rate.inner_s, n)
         seconds = operator_seconds(start, moving, computing, walking, staged=in_stages(name))
         own = rate.shapes.get(shape) if shape else None
-        if shape is None or own is None or flops is None:
+        if own is None or flops is None:
             return seconds, rate.source
-        return seconds * own.at(flops / (2.0 * shape[0] * shape[1] * calls)), rate.source
+        return seconds * own.at(flops / a_row), rate.source
 
 
 class Noted(dict[Key, Value]):
@@ -222,32 +226,43 @@ class Noted(dict[Key, Value]):
         return super().__getitem__(key)
 
 
-def own_shapes(name: str, profile: Profile) -> dict[tuple[float, float], Own]:
-    """By (outputs, inputs): how the products of a class that a profile holds samples of differ from its line, where they were timed
-    at `LEAST_ROWS` numbers of rows or more."""
-    table, rate = profile.samples.get(name), profile.operators[name]
-    if not name.startswith("gemm_") or not isinstance(table, Mapping) or not {"columns", "rows"} <= table.keys():
+def own_shapes(name: str, profile: Profile) -> dict[tuple[float, ...], Own]:
+    """By `Operator.shape`: how the products or experts of a class that a profile holds samples of differ from its line, where they were
+    timed at `LEAST_ROWS` numbers of rows or more; experts with rows that spread."""
+    table, rate, kind = profile.samples.get(name), profile.operators[name], name.split("_")[0]
+    if kind not in SHAPED or not isinstance(table, Mapping) or not {"columns", "rows"} <= table.keys():
         return {}
-    columns = str(table["columns"]).split()
-    if not set(SAMPLED) <= set(columns):
+    columns, numbers = str(table["columns"]).split(), (*SHAPED[kind], *SAMPLED)
+    if not set(numbers) <= set(columns):
         return {}
+    places = [columns.index(n) for n in numbers]
     cells = [str(row).split() for row in table["rows"]]
-    values = np.asarray([[float(r[columns.index(c)]) for c in SAMPLED] for r in cells if len(r) == len(columns)])
-    if not len(values):
+    whole = [
+        r
+        for r in cells
+        if len(r) == len(columns) and ("routing" not in columns or r[columns.index("routing")] == "uniform")
+    ]
+    if not whole:
         return {}
-    rows, n, k, nbytes, median_us = values.T
-    peak = rate.peak_tflops or profile.gpu.bf16_tflops * 0.7
+    values = np.asarray([[float(r[place]) for place in places] for r in whole])
+    shapes, (rows, nbytes, median_us) = (
+        [tuple(v) for v in values[:, : -len(SAMPLED)].tolist()],
+        values[:, -len(SAMPLED) :].T,
+    )
+    first, second, *more = values[:, : -len(SAMPLED)].T
+    flops, inner = 2.0 * rows * first * second, second
+    if kind == "moe":  # gate, up and down of the chosen ones; both widths are walked
+        flops, inner = 3.0 * more[1] * flops, first + second
     line_us = operator_seconds(
         np.asarray(rate.fixed_us),
         nbytes / (rate.bandwidth_gb_s * 1e3),
-        2e-6 * rows * n * k / peak,
-        k * (rate.inner_ns or 0.0) * 1e-3,
+        1e-6 * flops / (rate.peak_tflops or profile.gpu.bf16_tflops * 0.7),
+        inner * (rate.inner_ns or 0.0) * 1e-3,
+        staged=in_stages(name),
     )
-    seen: dict[tuple[float, float], dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for outputs, inputs, r, factor in zip(
-        n.tolist(), k.tolist(), rows.tolist(), (median_us / line_us).tolist(), strict=True
-    ):
-        seen[outputs, inputs][r].append(factor)
+    seen: dict[tuple[float, ...], dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for shape, r, factor in zip(shapes, rows.tolist(), (median_us / line_us).tolist(), strict=True):
+        seen[shape][r].append(factor)
     return {
         shape: Own(np.asarray(sorted(timed)), np.asarray([sum(timed[r]) / len(timed[r]) for r in sorted(timed)]))
         for shape, timed in seen.items()

@@ -230,7 +230,8 @@ class Operator:
     # What each output sums over from end to end: a product's inner width, the parts of a cache; `behind`: of that class's calls.
     inner: Linear = field(default_factory=dict)
     when: Feature = ONE  # the share of the calls that run, 0 or 1
-    shape: tuple[float, float] | None = None  # of a product's weights: outputs, inputs
+    # Of a product's weights: outputs, inputs; of experts on a rank: inputs, inner width, how many, chosen ones.
+    shape: tuple[float, ...] | None = None
 
     def __hash__(self) -> int:
         return hash((self.component, self.rate))
@@ -338,11 +339,12 @@ def operator_seconds(
 
 @dataclass(frozen=True)
 class Own:
-    """How products of one shape differ from the line of their class: time / line at numbers of rows, ascending; linear between them.
+    """How products or experts of one shape differ from the line of their class: time / line at numbers of rows, ascending; linear
+    between them.
 
     A library picks a kernel by shape: one whose tiles are few beside the processors, or cut the inner width among them, is 5 to
-    15 % slower than its class on average. Beyond the rows that were timed the difference fades, to nothing at `FADED` times
-    the most.
+    15 % slower than its class on average; experts that an engine has no tuned kernel for are a third slower from some number
+    of rows on. Beyond the rows that were timed the difference fades, to nothing at `FADED` times the most.
     """
 
     rows: Array
@@ -366,7 +368,9 @@ class Rate:
     flops_per_s: Array
     source: str
     inner_s: Array | None = None  # a value of inner width, or a part of a cache
-    shapes: Mapping[tuple[float, float], Own] = field(default_factory=dict)  # of products that were timed themselves
+    shapes: Mapping[tuple[float, ...], Own] = field(
+        default_factory=dict
+    )  # products and experts that were timed themselves
 
     def scaled(self, start: Array, bandwidth: Array, flops: Array | None = None) -> Rate:
         """`start` times the fixed time, `bandwidth` times the bytes and (unless `flops` says otherwise) flops a second."""

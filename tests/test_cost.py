@@ -22,12 +22,13 @@ from specsim.forward import (
     attention_core,
     build,
     cost,
+    routed_experts,
     slice_of,
     weight_bytes,
 )
 from specsim.machine import Machine
 from specsim.machine import build as build_machine
-from specsim.models import Attention, Projection
+from specsim.models import Attention, Experts, Projection
 from specsim.names import PHASES
 from specsim.ops import CacheParts, DistinctExperts, Load, Operator, RowsAbove, gemm, merge
 from specsim.profiles import OperatorRate
@@ -74,6 +75,25 @@ def test_products_of_a_shape_that_was_timed_cost_what_they_took() -> None:
         assert seconds(machine, own, load(batch)) == pytest.approx(factor * seconds(plain, own, load(batch)), rel=1e-4)
     for operator in (other, square, replace(own, shape=None)):
         assert seconds(machine, operator, load()) == seconds(plain, operator, load())
+
+
+def test_experts_that_were_timed_cost_what_they_took() -> None:
+    """8 experts of 1024 x 512, 2 a row, on a rank: at 4 rows the class takes 10 us and its bytes (those that the sample counted), 20 us
+    in all; they took 30. Experts of another width cost what the class does, and samples of rows that all chose the same tell nothing."""
+    columns = "rows routing hidden intermediate experts top_k bytes p10_us median_us p90_us alone_us"
+    samples = [f"{rows} uniform 1024 512 8 2 10000000 1 30 1 1" for rows in (1, 4, 16)]
+    samples += ["4 zipf 1024 512 8 2 10000000 1 500 1 1" for _ in range(3)]
+    box = profile().model_copy(update={"samples": {"moe_bf16": {"columns": columns, "rows": samples}}})
+    e = Experts(8, 2, 1024, 512)
+    wide = replace(e, intermediate=1024)
+    machine, plain = (build_machine(p, QUIET) for p in (box, profile()))
+    for rows in (1, 4, 10, 16):
+        one = routed_experts(e, Parallel(1), 5, "moe_bf16")
+        line = 20.0  # of the sample, whose flops add less than a thousandth
+        assert seconds(machine, one, load(rows)) == pytest.approx(seconds(plain, one, load(rows)) * 30 / line, rel=2e-3)
+        other = routed_experts(wide, Parallel(1), 5, "moe_bf16")
+        assert seconds(machine, other, load(rows)) == seconds(plain, other, load(rows))
+    assert routed_experts(wide, Parallel(2), 5, "moe_bf16").shape == routed_experts(e, Parallel(1), 5, "moe_bf16").shape
 
 
 def test_machines_that_timed_the_same_shape_are_averaged() -> None:
