@@ -51,6 +51,9 @@ PUBLISHED_FIXED, PUBLISHED_BANDWIDTH = 0.3, 0.066
 # Columns of a class's samples: what makes a shape, by kind of class, and what was measured.
 SHAPED = {"gemm": ("n", "k"), "moe": ("hidden", "intermediate", "experts", "top_k")}
 SAMPLED = ("rows", "bytes", "median_us")
+# How far GPUs of one kind are apart in products of one shape: standard deviation of ln(seconds) over the shapes that several of them
+# timed for a shipped profile (tests/test_stand_ins.py works it out).
+OWN_SPREAD = 0.03
 LEAST_ROWS = 3  # numbers of rows that a shape was timed at, to be told apart from its class
 
 
@@ -211,6 +214,9 @@ class Machine:
         own = rate.shapes.get(shape) if shape else None
         if own is None or flops is None:
             return seconds, rate.source
+        if self.samples:
+            value = seconds[:1]
+            seconds = value + own.share * (seconds - value)
         return seconds * own.at(flops / a_row), rate.source
 
 
@@ -263,8 +269,9 @@ def own_shapes(name: str, profile: Profile) -> dict[tuple[float, ...], Own]:
     seen: dict[tuple[float, ...], dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     for shape, r, factor in zip(shapes, rows.tolist(), (median_us / line_us).tolist(), strict=True):
         seen[shape][r].append(factor)
+    share = min(1.0, OWN_SPREAD / max(rate.relative_uncertainty, OWN_SPREAD))
     return {
-        shape: Own(np.asarray(sorted(timed)), np.asarray([sum(timed[r]) / len(timed[r]) for r in sorted(timed)]))
+        shape: Own(np.asarray(sorted(timed)), np.asarray([sum(timed[r]) / len(timed[r]) for r in sorted(timed)]), share)
         for shape, timed in seen.items()
         if len(timed) >= LEAST_ROWS
     }

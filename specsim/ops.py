@@ -349,6 +349,7 @@ class Own:
 
     rows: Array
     factor: Array
+    share: float = 1.0  # of the class's uncertainty that is left
 
     FADED: ClassVar[float] = 4.0
 

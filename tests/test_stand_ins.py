@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from specsim.engines import load_engine
 from specsim.machine import (
+    OWN_SPREAD,
     PUBLISHED_BANDWIDTH,
     PUBLISHED_FIXED,
     STAND_IN_BANDWIDTH,
@@ -112,3 +113,19 @@ def test_a_prediction_with_a_stand_in_has_the_same_value_and_a_wider_interval() 
     assert without.decode_ms.value == pytest.approx(with_.decode_ms.value, rel=1e-12)
     assert without.decode_ms.high - without.decode_ms.low > 1.5 * (with_.decode_ms.high - with_.decode_ms.low)
     assert any("no gemm_fp8: gemm_bf16 stands in" in w for w in without.warnings)
+
+
+def test_one_shape_is_as_uncertain_as_machines_differ() -> None:
+    """Standard deviation of ln(seconds) of products that several H200 timed, about the mean of each."""
+    samples = load_profile("1x-h200").samples
+    spreads = []
+    for name in ("gemm_bf16", "gemm_fp8"):
+        columns = samples[name]["columns"].split()
+        by_size: dict[tuple[str, ...], list[float]] = {}
+        for row in samples[name]["rows"]:
+            cell = dict(zip(columns, row.split(), strict=True))
+            by_size.setdefault((cell["rows"], cell["n"], cell["k"]), []).append(log(float(cell["median_us"])))
+        several = [np.asarray(found) for found in by_size.values() if len(found) > 1]
+        squares = sum(float(((found - found.mean()) ** 2).sum()) for found in several)
+        spreads.append(sqrt(squares / sum(len(found) - 1 for found in several)))
+    assert pytest.approx(np.mean(spreads), abs=0.005) == OWN_SPREAD
