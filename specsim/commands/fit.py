@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
@@ -56,6 +57,9 @@ def command(
         -o my-box.yaml
       specsim fit --records validation --engine sglang --terms eager_factor
     """
+    # Its matrices are small: threads that wait for each other made a fit on a busy machine take twice as long.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
     from specsim.fitted import fit
 
     names = None if terms is None else [name.strip() for name in terms.split(",") if name.strip()]
