@@ -167,6 +167,8 @@ def cases_of(
     when the records are of several engines and none is chosen.
     """
     records = [r for r in records if r.engine is not None and r.engine.name != "other"]
+    if not records:
+        raise InputError("no record says that SGLang or vLLM ran", where="fit", mend="give others")
     engines = sorted({r.engine.name for r in records if r.engine})
     if engine is None and len(engines) > 1:
         raise InputError(f"the records are of {', '.join(engines)}", where="fit", mend="choose one with --engine")
@@ -193,6 +195,9 @@ def cases_of(
         seen = tuple(s for s in seen if s.phase in has)
         if seen:
             cases.append(replace(case, seen=seen))
+    if not cases and not skipped:
+        mend = "give steady runs; runs under load and logs without a batch have none"
+        raise InputError("no record holds the time of a step at a batch", where="fit", mend=mend)
     if not cases:
         why = f" ({skipped[0]})" if skipped else ""
         raise InputError(f"no point could be predicted{why}", where="fit", mend="give --hardware, or other records")

@@ -1,11 +1,11 @@
 """A replay for people: errors by phase, and the worst pairs. Host time is what a step's phases leave of it, often next to nothing:
-its error is shown as a share of the step, and it is not among the worst."""
+its error is shown as a share of the step, and it is not among the worst; nor is a throughput whose step is."""
 
 from __future__ import annotations
 
 from specsim.pages import Line, Page, grid
 from specsim.quantities import short
-from specsim.replay import Result
+from specsim.replay import Pair, Result
 
 PAIRS = 20  # of the worst that are shown
 
@@ -22,8 +22,7 @@ def page(result: Result) -> Page:
     yield grid(("phase", ">n", ">median error", ">worst", ">in 80 % interval"), phases)
     yield Line()
     rows = []
-    pairs = [pair for pair in result.pairs if pair.step is None]
-    for p in pairs[:PAIRS]:
+    for p in _worst(result)[:PAIRS]:
         error = f"{p.error:+.1%}{' ' if p.covered else '*'}"
         times = (short(p.observed), short(p.predicted), f"{short(p.low)}..{short(p.high)}")
         rows.append((p.record, p.phase, f"{p.batch}, {p.context}", error, *times))
@@ -33,3 +32,13 @@ def page(result: Result) -> Page:
         yield Line(f"{len(result.pairs) - len(rows)} more pairs: --json lists all.", "faint")
     units = "Times in ms, throughput in tokens a second, break_even in tokens a cycle."
     yield Line(f"{units} * observed outside the interval.", "faint")
+
+
+def _worst(result: Result) -> list[Pair]:
+    """The pairs that say something by themselves, in the order of the result."""
+    steps = {(p.record, p.batch, p.context) for p in result.pairs if p.phase in ("decode", "cycle")}
+
+    def another(p: Pair) -> bool:
+        return p.phase == "tokens_per_s" and (p.record, p.batch, p.context) in steps
+
+    return [p for p in result.pairs if p.step is None and not another(p)]

@@ -195,8 +195,10 @@ def test_phases_that_a_scenario_lacks_are_left_out() -> None:
     flags[flags.index("--speculative-num-steps") + 1] = "1"
     (case,), _ = cases_of([record])
     assert {s.phase for s in case.seen} == {"verify", "extend", "cycle"}
+    with pytest.raises(InputError, match="no record holds the time of a step at a batch"):
+        cases_of(load(ROOT / "validation" / "llama8b-base-load.json")[0])
     engine = record.engine.model_copy(update={"name": "other"})
-    with pytest.raises(InputError, match="no point could be predicted"):
+    with pytest.raises(InputError, match="no record says that SGLang or vLLM ran"):
         cases_of([record.model_copy(update={"engine": engine})])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,11 +68,14 @@ def test_host_time_is_judged_as_a_part_of_its_step() -> None:
     (host, other), _ = compare([record("a", [point])], None, stub)
     assert (host.phase, host.of_step) == ("host", pytest.approx(9.99 / 8))
     assert (other.phase, other.of_step) == ("decode", pytest.approx(0.25))
-    shown = str(replay.Result((host, other)))
+    rate = replace(other, phase="tokens_per_s", observed=125.0, predicted=100.0)  # the same step, the other way round
+    shown = str(replay.Result((host, other, rate)))
     phases, worst = shown.split("worst first")
     assert "host, of the step  1        124.9%" in phases
     assert "host" not in worst
     assert "+25.0%" in worst
+    assert "tokens_per_s" not in worst
+    assert "tokens_per_s" in str(replay.Result((rate,))).split("worst first")[1]
 
 
 def test_host_time_of_plain_decoding_has_an_interval() -> None:
