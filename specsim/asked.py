@@ -28,6 +28,7 @@ SETTINGS = {
     "prefill_graph_sizes", "prefill_graph_tokens", "prefill_graphs", "quantization",
     "version",
 }  # fmt: skip
+SEQUENCES = ("accept_per_position", "captured_sizes", "prefill_graph_sizes")  # one value of these is several numbers
 _BUILT = {p.name for p in signature(build).parameters.values() if p.kind is p.KEYWORD_ONLY} - {"asked"}
 NAMES = _BUILT | SETTINGS | set(LAUNCH_LINES)
 FILES: dict[str, Callable[[str], Model | Profile]] = {
@@ -114,6 +115,9 @@ def options_of(values: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ..
     for name, value in values.items():
         if isinstance(value, str) and not value.strip():  # a shell variable that is not set
             raise InputError("is empty", where="--" + name.replace("_", "-"), mend="give a value, or leave it out")
+    for name in ("captured_sizes", "prefill_graph_sizes"):
+        sizes = options.get(name, ())
+        check_numbers(name, sizes if isinstance(sizes, Iterable) else [repr(sizes)], whole=True)
     if len(lines) > 1:
         raise InputError("two launch lines", where="--sglang-args and --vllm-args", mend="give one of them")
     notes: tuple[str, ...] = ()

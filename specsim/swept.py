@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from specsim.asked import FILES, NAMES, AModel, check_numbers, scenario_of, sharing_a_name, with_model
+from specsim.asked import FILES, NAMES, SEQUENCES, AModel, check_numbers, scenario_of, sharing_a_name, with_model
 from specsim.errors import InputError, did_you_mean
 from specsim.fanout import cluster_of
 from specsim.progress import report
@@ -105,7 +105,7 @@ def products(names: Sequence[str], lists: Mapping[str, tuple[Any, ...]]) -> Iter
 
 
 def several(name: str, value: Any) -> tuple[Any, ...]:
-    """The values of an option: one, or those of a list, a range or an array. Rates by position are one value."""
+    """The values of an option: one, or those of a list, a range or an array. Several rates by position, or sizes of graphs, are one value."""
     if isinstance(value, np.ndarray):
         value = value.tolist()
     if isinstance(value, str) or not isinstance(value, Iterable) or hasattr(value, "model_dump"):
@@ -113,5 +113,5 @@ def several(name: str, value: Any) -> tuple[Any, ...]:
     values = tuple(tuple(v) if isinstance(v, list) else v for v in value)
     if not values:
         raise InputError("has no value", where="--" + name.replace("_", "-"), mend="give one, or leave it out")
-    of_positions = name == "accept_per_position" and not isinstance(values[0], tuple)
-    return (values,) if of_positions else values
+    one = name in SEQUENCES and not isinstance(values[0], tuple)
+    return (values,) if one else values

@@ -201,6 +201,9 @@ class Trace:
             raise InputError(f"{spread_s:g} is not a time", where="--spread", mend="give seconds, 0 or more")
         self.path, self.limit, self.speed, self.spread_s, self.seed = path, limit, speed, spread_s, seed
         self.skipped = 0
+        if self.path.exists() and not (self.path.is_file() or self.path.is_dir()):
+            mend = "write it to a file first, and give that"
+            raise InputError("is a pipe, and a trace is read more than once", where=str(self.path), mend=mend)
         with self._open() as file:
             self.layout, self.is_json = self._recognise(file)
 

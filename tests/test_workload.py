@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import tracemalloc
 from pathlib import Path
 
@@ -219,6 +220,9 @@ def test_files_that_are_no_traces(tmp_path: Path) -> None:
         Trace(tmp_path / "missing.csv")
     with pytest.raises(InputError, match="cannot be read"):
         Trace(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InputError, match="is a pipe, and a trace is read more than once; write it to a file first"):
+        Trace(tmp_path / "pipe")
     (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00\x01" * 10)
     with pytest.raises(InputError, match="is not a text file"):
         Trace(tmp_path / "binary.csv")
