@@ -2,6 +2,7 @@
 
     python benchmarks/closed_form.py [--requests 10000] [--input-tokens 200,1000,2000,6000] [--variation 0]
     python benchmarks/closed_form.py --memory 0.9,0.5,0.3
+    python benchmarks/closed_form.py --percentiles
 
 For Llama-3.1-8B on one H200, SGLang and vLLM, with and without EAGLE-3 (4 draft tokens, accept rate 0.6), answers of 200 and
 1,000 tokens: relative error of mean TPOT and mean TTFT (closed form / simulated - 1) at shares of the capacity that the closed form
@@ -12,7 +13,8 @@ are Poisson; two seeds each. What is compared is the steady state: near capacity
 runs from 0.8 of it on are five times as long, and the first third of a run is left out, as is the last tenth, in which it empties.
 
 With --memory there is only capacity, for servers with these shares of the GPU's memory, where the KV cache is full before all places
-are taken; prompts and answers are of several lengths, all alike or of Gamma distributed ones.
+are taken; prompts and answers are of several lengths, all alike or of Gamma distributed ones. With --percentiles there are
+medians and 99th percentiles of TTFT and TPOT.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.metrics import Metrics
+from specsim.percentiles import draw
 from specsim.prediction import machine_of
 from specsim.scenarios import Scenario, build
 from specsim.simulation import simulate
@@ -35,6 +38,7 @@ from specsim.workload import Lengths, synthetic
 from specsim.workload import Requests as Sent
 
 SHARES = (0.5, 0.8, 0.9)
+SIZES = ((200, 200), (1000, 1000), (2000, 200), (6000, 500))  # tokens in and out, with --percentiles
 FULL = (
     (500, 500),
     (1000, 1000),
@@ -132,6 +136,40 @@ def full_table(memories: list[float]) -> None:
         )
 
 
+def percentile_table(requests: int) -> None:
+    """Print errors of percentiles, in the middle and at worst over engines, drafting and sizes."""
+    names = ("TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99")
+    print(f"{'lengths':12} {'share':>5}  " + "  ".join(f"{name:>12}" for name in names))
+    for variation, share in product((0.0, 1.0), SHARES):
+        found = []
+        for engine, draft, (given, made) in product(("sglang", "vllm"), (1, 4), SIZES):
+            s = scenario(engine, draft)
+            machine = machine_of(s)
+            server = server_of(s, machine, Requests(given, made, variation, variation))
+            rate = share * float(server.capacity())
+            count = requests * (5 if share > 0.7 else 2)
+            m = simulate(simulated_server(s, machine), load(count, given, made, variation, rate, seed=1)).metrics
+            assert m.rows is not None
+            rows = m.rows[m.rows[:, 0].argsort()][count // 3 : -count // 10].astype(float)
+            _, arrival, _, first, finished, _, answer = rows.T
+            long = answer > 1
+            seen = (first - arrival, (finished - first)[long] / (answer[long] - 1))
+            drawn = draw(server, rate)
+            found.append(
+                [
+                    np.percentile(c, q) / np.percentile(x, q) * 1e12 - 1
+                    for c, x in zip(drawn, seen, strict=True)
+                    for q in (50, 99)
+                ]
+            )
+        off = np.asarray(found)
+        worst = off[np.abs(off).argmax(axis=0), np.arange(len(names))]
+        cells = "  ".join(
+            f"{f'{a:.1%}, {b:+.0%}':>12}" for a, b in zip(np.median(np.abs(off), axis=0), worst, strict=True)
+        )
+        print(f"{'vary' if variation else 'alike':12} {share:5.0%}  {cells}", flush=True)
+
+
 def steady(m: Metrics) -> tuple[float, float, float]:
     """(mean TPOT, mean TTFT, rate of the arrivals), seconds, without the filling and the emptying of the server."""
     assert m.rows is not None
@@ -152,9 +190,13 @@ def main() -> None:
     parser.add_argument("--input-tokens", default="200,1000,2000,6000")
     parser.add_argument("--variation", type=float, default=0.0)
     parser.add_argument("--memory")
+    parser.add_argument("--percentiles", action="store_true")
     arguments = parser.parse_args()
     if arguments.memory:
         full_table([float(share) for share in arguments.memory.split(",")])
+        return
+    if arguments.percentiles:
+        percentile_table(arguments.requests)
         return
     shares = "  ".join(f"{f'TPOT, TTFT at {share:.0%}':>18}" for share in SHARES)
     print(f"{'engine':7} {'draft':>5} {'input':>6} {'output':>6}  {shares}  {'limit':>6}")

@@ -14,6 +14,7 @@ from specsim.errors import InputError
 from specsim.files import write_atomically
 from specsim.launch_lines import sglang_adaptive, sglang_line, vllm_config, vllm_line
 from specsim.pages import Shown
+from specsim.percentiles import Percentiles, percentiles
 from specsim.plan_choices import choices, drafting
 from specsim.plans import Choice, Plan, Targets
 from specsim.plans import plan as plan_scenarios
@@ -125,6 +126,14 @@ class Planned(Shown):
             "sglang_adaptive_config": sglang_adaptive(ranges) if len(ranges) > 1 else None,
         }
 
+    @functools.cached_property
+    def percentiles(self) -> Percentiles | None:
+        """Of what requests see under the best choice, where it meets the targets."""
+        best = self.plan.best
+        if not best.replicas or best.server is None:
+            return None
+        return percentiles(best.server, self.plan.rate / best.replicas)
+
     def title(self) -> str:
         """One line: what is planned for."""
         s, r = self.plan.best.scenario, self.plan.requests
@@ -183,6 +192,7 @@ class Planned(Shown):
             "targets": {"ttft_ms": found.targets.ttft_ms, "tpot_ms": found.targets.tpot_ms},
             "meets_targets": found.met,
             "tpot_ms": None if found.tpot_ms is None else found.tpot_ms.json(),
+            "percentiles": None if self.percentiles is None else self.percentiles.json(),
             "model": found.best.scenario.names.get("model", found.best.scenario.model.name),
             "engine": found.best.scenario.engine.name,
             "choices": [c.json(found.rate, found.requests, price) for c in found.choices],

@@ -25,6 +25,8 @@ def page(p: Planned) -> Page:
     yield _choices(p)
     if len(found.choices) > SHOWN:
         yield Line(f"{len(found.choices) - SHOWN} more choices: --json", "faint")
+    if p.percentiles is not None:
+        yield Line(f"with the first choice {p.percentiles.sentence()}")
     if found.policies:
         yield Line()
         yield from _policies(p)

@@ -28,13 +28,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from specsim import gathering
 from specsim.errors import InputError
-from specsim.gathering import Steps, numbers, steps_of
+from specsim.gathering import Steps, numbers
 from specsim.machine import Machine
 from specsim.preemption import FullMemory
 from specsim.scenarios import Scenario
 from specsim.simulation_costs import (
     Ranges,
+    acceptance_of,
     base_seconds,
     cache_limits,
     default_chunk,
@@ -108,7 +110,7 @@ class Server:
     step, of which a sequence takes `rows` and a prompt `prompt`. late: a place that falls free while requests wait is filled one
     step later (SGLang). spread: variance of a prompt's prefill over the square of its mean; None: that of its tokens. memory:
     a KV cache that is full before all places are taken, where the engine then preempts. lead_s: host time before a prefill while
-    no step runs."""
+    no step runs. scatter: variance of the tokens of a cycle over the square of their mean."""
 
     requests: Requests
     step: Array
@@ -125,6 +127,7 @@ class Server:
     spread: float | None = None
     memory: FullMemory | None = None
     lead_s: float = 0.0
+    scatter: float = 0.0
 
     @property
     def varies(self) -> float:
@@ -184,12 +187,8 @@ class Server:
         steps = np.atleast_2d(self._steps(accept_length))
         r = np.atleast_1d(np.asarray(rate, dtype=float))
         r = np.broadcast_to(r, np.broadcast_shapes(r.shape, steps.shape[:1]))
-        places = np.arange(1, len(self.step) + 1, dtype=float)
-        kept = steps + self.late  # steps that a place is taken for
-        n = places * steps / kept
-        prefills = self._prefills(r)
-        limit = np.broadcast_to(self.capacity(accept_length), r.shape)
-        held = _shared(r, prefills, kept * np.interp(n, places, self.step) / places, limit, self)
+        state = self.state(r, accept_length)
+        n, prefills, held = state.decoding, state.prefills, state.held
 
         def mean(values: Array) -> Array:
             return np.asarray((held.weight * values).sum(axis=1))
@@ -211,13 +210,24 @@ class Server:
 
         return Point(r, served(running), served(held.waiting), served(tpot), served(ttft), served(working, 1.0))
 
+    def state(self, r: Array, accept_length: ArrayLike | None = None) -> State:
+        """How many run at rates r (p,), and what prefill does while they do."""
+        steps = np.atleast_2d(self._steps(accept_length))
+        places = np.arange(1, len(self.step) + 1, dtype=float)
+        kept = steps + self.late  # steps that a place is taken for
+        n = places * steps / kept
+        prefills = self._prefills(r)
+        limit = np.broadcast_to(self.capacity(accept_length), r.shape)
+        each = kept * np.interp(n, places, self.step) / places
+        return State(n, prefills, _shared(r, prefills, each, limit, self))
+
     def _prefills(self, r: Array) -> _Prefills:
         """Prefills at rates r (p,), by how many decode: looked at for `SEEN` batches, and on straight lines between them."""
         n = np.arange(len(self.step) + 1)
-        seen = np.unique(np.concatenate([[0], np.geomspace(1, n[-1], SEEN).round().astype(int)]))
+        seen = self.seen
         step = np.concatenate([[INSTANT * self.step[0]], self.step])[seen]  # none decode: a prompt waits for nothing
         running = seen.astype(float)
-        steps = self._steps_of(r[:, None], step, running)
+        steps = self.steps_of(r[:, None], step, running)
         growing = np.clip(steps.growing, 0.0, 1.0)
         first, busy, each, full = self._first(r[:, None], step, running, steps)
         return _Prefills(
@@ -226,6 +236,11 @@ class Server:
                 for by in (steps.work, growing, first, busy, each, full)
             )
         )
+
+    @property
+    def seen(self) -> NDArray[np.int64]:
+        """Batches at which prefills are looked at."""
+        return np.unique(np.concatenate([[0], np.geomspace(1, len(self.step), SEEN).round().astype(np.int64)]))
 
     def _first(self, r: Array, step: Array, running: Array, steps: Steps) -> tuple[Array, ...]:
         """`_Prefills.first` to `full` while `running` sequences decode in `step` seconds."""
@@ -243,7 +258,7 @@ class Server:
             busy = r * each
         return WAIT * step * np.maximum(1 - busy, 0.0) + own, busy, each, full
 
-    def _steps_of(self, r: Array, step: Array, running: Array) -> Steps:
+    def steps_of(self, r: Array, step: Array, running: Array) -> Steps:
         """The steps at rates r (p, 1) while so many sequences (n,) decode in `step` seconds (n,)."""
         most = len(self.prefill)
         every = np.arange((BEYOND * most if most > 1 else most) + 1)  # more than fit a step take several, as one
@@ -255,7 +270,7 @@ class Server:
         added = np.asarray(np.maximum(alone - saved, 0.1 * alone) * (prompts > 0))
         with_them = step[:, None] * (prompts == 0) if self.mixing is None else step[:, None]
         spread = np.asarray(slope**2 * prompts * self.requests.input_cv2)
-        return steps_of(r, prompts, added + with_them, added, spread)
+        return gathering.steps_of(r, prompts, added + with_them, added, spread)
 
 
 @dataclass(frozen=True)
@@ -303,6 +318,15 @@ class _Shared:
     bunch: Array
     waiting: Array
     stable: NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class State:
+    """decoding: sequences that decode while 1, 2, ... places are taken; and the rest of the steady state."""
+
+    decoding: Array
+    prefills: _Prefills
+    held: _Shared
 
 
 def _shared(r: Array, prefills: _Prefills, each: Array, limit: Array, server: Server) -> _Shared:
@@ -423,7 +447,15 @@ def server_of(
         spread=spread,
         memory=memory if full else None,
         lead_s=lead_seconds(s, machine),
+        scatter=_scatter(s),
     )
+
+
+def _scatter(s: Scenario) -> float:
+    """Variance of the tokens that a cycle gives over the square of their mean."""
+    beyond = np.asarray(() if s.acceptance is None else acceptance_of(s))
+    mean, square = 1 + beyond.sum(), 1 + (beyond * (2 * np.arange(1, len(beyond) + 1) + 1)).sum()
+    return float(square / mean**2 - 1)
 
 
 def _sums(mean: float, cv2: float, counts: Array) -> tuple[Array, Array]:

@@ -25,6 +25,7 @@ from specsim.errors import InputError
 from specsim.gathering import numbers, steps_of
 from specsim.launch import read_launch
 from specsim.launch_lines import read_ranges, sglang_adaptive, sglang_line, vllm_config, vllm_line
+from specsim.percentiles import percentiles
 from specsim.planned import plan as specsim_plan
 from specsim.plans import Choice, Targets, plan
 from specsim.policy import _schedules, _smooth, policies, said
@@ -174,9 +175,41 @@ def test_a_cached_share_of_prompts_is_not_prefilled():
     assert float(server.capacity()) > 1.5 * float(server_of(s, machine, Requests(4000, 200)).capacity())
     found = specsim_plan("Llama-3.1-8B", hardware="1x-h200", method="none", rate=20, input_tokens=4000, output_tokens=200, tpot_ms=10, prefix_rate=0.75, simulate=True, num_requests=200)  # fmt: skip
     assert found.json()["load"]["prefix_rate"] == 0.75
+    assert found.json()["percentiles"]["p50_ttft_ms"] == pytest.approx(found.simulation["p50_ttft_ms"], rel=0.05)
     assert found.simulation["mean_ttft_ms"] == pytest.approx(found.plan.best.point.ttft_s[0] * 1e3, rel=0.15)
     with pytest.raises(InputError, match="--prefix-rate: 1 is not in"):
         specsim_plan("Llama-3.1-8B", hardware="1x-h200", rate=20, prefix_rate=1)
+
+
+def test_percentiles_by_hand():
+    """Steps of 10 ms that never pause: an arrival waits for what is left of one and for the next, 10 to 20 ms; half 15, 99 % 19.9. One place of 1.01 s, half a
+    request a second, exponential answers (M/M/1): P(wait > t) = rho e^(-(1 - rho) t / 1.01), 1 % at t = 1.01 ln(100 rho) / (1 - rho) = 8 s."""
+    found = percentiles(bare([0.01] * 60), 30.0)
+    assert (found.p50_ttft_s, found.p99_ttft_s) == pytest.approx((0.015, 0.0199), rel=0.005)
+    assert (found.p50_tpot_s, found.p99_tpot_s) == pytest.approx((0.01, 0.01), rel=1e-6)
+    alone = bare([0.01])
+    found = percentiles(replace(alone, requests=replace(alone.requests, output_cv2=1.0)), 0.5)
+    assert found.p99_ttft_s == pytest.approx(1.01 * math.log(50.5) / 0.495, rel=0.02)
+    assert found.p99_tpot_s is None
+    assert percentiles(alone, 1.0) is None
+
+
+@pytest.mark.parametrize(("d", "engine", "given_"), [(1, "sglang", 2000), (4, "vllm", 1000)])
+def test_percentiles_are_those_of_the_simulator(d, engine, given_):
+    """At 0.6 of capacity, where half of the prompts of 2,000 tokens see 72 % of the mean TTFT, and one in a hundred 2.7 times it."""
+    s = llama(d, engine)
+    server = server_of(s, machine_of(s), Requests(given_, 200))
+    rate = 0.6 * float(server.capacity())
+    found = percentiles(server, rate)
+    rows = simulate(
+        simulated_server(s, machine_of(s)), synthetic(15_000, Lengths(given_), Lengths(200), rate, seed=1)
+    ).metrics.rows
+    _, arrival, _, first, finished, _, _ = rows[5000:14_000].astype(float).T / 1e12
+    ttft, tpot = first - arrival, (finished - first) / 199
+    assert (found.p50_ttft_s, found.p50_tpot_s) == pytest.approx((np.median(ttft), np.median(tpot)), rel=0.05)
+    assert (found.p99_ttft_s, found.p99_tpot_s) == pytest.approx(
+        (np.percentile(ttft, 99), np.percentile(tpot, 99)), rel=0.15
+    )
 
 
 @pytest.mark.parametrize(("output_cv2", "error"), [(0.0, 0.02), (1.0, -0.06)])
@@ -439,7 +472,7 @@ def test_more_load_never_takes_fewer_gpus_and_looser_targets_never_more(rate, mo
 @given(rate=st.floats(0.5, 200), ttft=st.floats(60, 3000), tpot=st.floats(3, 40))
 @settings(max_examples=12, deadline=None)
 def test_what_is_planned_meets_its_targets(rate, ttft, tpot):
-    for c in planned(rate, ttft, tpot):
+    for c in planned(rate, ttft, tpot, lengths=(1, 4)):
         if c.replicas:
             assert c.point.tpot_s[0] * 1e3 <= tpot * 1.001
             assert c.point.ttft_s[0] * 1e3 <= ttft * 1.001
