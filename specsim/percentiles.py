@@ -76,6 +76,9 @@ def draw(server: Server, rate: float) -> tuple[Array, Array]:
     turn = next(at)
     ttft = ttft - np.where(turn < full, np.log(np.minimum(turn / full, 1.0)) * waiting / full, 0.0)
 
+    idle = (running == 0) & (next(at) > prefills.work[0, 0])
+    ttft = ttft + server.lead_s * idle
+
     answer, mean = server.requests.output_tokens, float(server.at(rate).tpot_s[0])
     after = np.maximum(answer * _gamma(1.0, server.requests.output_cv2, next(at)) - 1, 1.0)  # tokens after the first
     base = max(mean - behind.mean() / max(answer - 1, 1.0), LEAST * mean)
@@ -98,7 +101,7 @@ def _together(server: Server, rate: float, running: NDArray[np.int64], at: Itera
     step = np.concatenate([[INSTANT * server.step[0]], server.step])[seen]
     steps = server.steps_of(np.asarray([[rate]]), step, seen.astype(float))
     place = np.abs(seen - running[:, None]).argmin(axis=1)
-    cv2, several = server.requests.input_cv2, steps.prompts
+    cv2, several = server.requests.input_cv2, steps.prompts.astype(float)
     totals = server.prefill * np.arange(1, len(server.prefill) + 1)
     slope = totals[1] - totals[0]
 
@@ -108,7 +111,7 @@ def _together(server: Server, rate: float, running: NDArray[np.int64], at: Itera
         return np.asarray(np.maximum(varied, LEAST * seconds))
 
     def of(values: Array) -> Array:
-        return np.broadcast_to(values, (*steps.share.shape, *values.shape[steps.share.ndim :]))[0][place]
+        return np.asarray(np.broadcast_to(values, (*steps.share.shape, *values.shape[steps.share.ndim :]))[0][place])
 
     seconds, alone = of(steps.seconds), of(steps.with_one_s)
     rows = np.arange(DRAWS)
@@ -153,8 +156,8 @@ def _pick(chance: Array, u: Array) -> NDArray[np.int64]:
     """Places drawn with (..., n) chances, which need not add up to 1, at points u in (0, 1)."""
     total = np.cumsum(chance, axis=-1)
     if total.ndim == 1:
-        return np.minimum(np.searchsorted(total, u * total[-1]), len(total) - 1)
-    return np.minimum((total < u[:, None] * total[:, -1:]).sum(axis=-1), total.shape[-1] - 1)
+        return np.asarray(np.minimum(np.searchsorted(total, u * total[-1]), len(total) - 1))
+    return np.asarray(np.minimum((total < u[:, None] * total[:, -1:]).sum(axis=-1), total.shape[-1] - 1))
 
 
 def _gamma(of: Array | float, cv2: Array | float, u: Array, more: int = 0) -> Array:
