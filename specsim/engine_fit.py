@@ -11,7 +11,7 @@ from __future__ import annotations
 import fnmatch
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -293,7 +293,7 @@ def fit(cases: Sequence[Case], terms: Sequence[str] | None = None) -> Fit:
     """
     engine = cases[0].scenario.engine
     prior = priors(engine, (case.record for case in cases))
-    names = list(prior) if terms is None else list(dict.fromkeys(_known(name, prior) for name in terms))
+    names = list(prior) if terms is None else list(dict.fromkeys(known(name, prior) for name in terms))
     if not names:
         raise InputError("names no term", where="--terms", mend=f"one or more of {', '.join(_short(n) for n in prior)}")
     left: dict[str, str] = {}
@@ -339,11 +339,13 @@ def _short(name: str) -> str:
     return name.removesuffix("_us")
 
 
-def _known(name: str, prior: Mapping[str, Any]) -> str:
-    full = name if name in prior else f"{name}_us"
-    if full not in prior:
-        known = [_short(n) for n in prior]
-        raise InputError(f"no engine term {name!r}", where="--terms", mend=did_you_mean(name, known))
+def known(name: str, terms: Collection[str]) -> str:
+    """The full name of a term that was given with or without its unit. Raises InputError where `terms` has none of that name."""
+    full = name if name in terms else f"{name}_us"
+    if full not in terms:
+        raise InputError(
+            f"no engine term {name!r}", where="--terms", mend=did_you_mean(name, sorted(map(_short, terms)))
+        )
     return full
 
 
@@ -496,9 +498,9 @@ def leave_one_out(cases: Sequence[Case], terms: Sequence[str] | None = None) -> 
 def _of_named(cases: Sequence[Case], terms: Sequence[str] | None) -> Fit:
     if terms is None:
         return fit(cases)
-    known = {_known(name, priors(cases[0].scenario.engine)) for name in terms}
+    wanted = {known(name, priors(cases[0].scenario.engine)) for name in terms}
     everything = fit(cases)
-    kept = [t.name for t in everything.terms if t.name in known]
+    kept = [t.name for t in everything.terms if t.name in wanted]
     return fit(cases, kept) if kept else everything
 
 

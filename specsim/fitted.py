@@ -15,7 +15,7 @@ from specsim.engine_fit import Case, Fit, HeldOut
 from specsim.errors import InputError, did_you_mean
 from specsim.files import write_atomically
 from specsim.pages import Shown
-from specsim.profiles import Profile, dump_profile, load_profile
+from specsim.profiles import EngineTerms, Profile, dump_profile, load_profile
 from specsim.quantities import six
 from specsim.replay import load
 
@@ -68,6 +68,8 @@ def fit(
     that the records identify by default. engine: where records are of several. output: a YAML file for the profile with the fitted terms. Terms are in the units that their names end
     in (_us: microseconds), errors are fractions. Raises InputError.
     """
+    for name in terms or ():  # before the records, of which there may be many
+        engine_fit.known(name, EngineTerms.names())
     found, left_out = load(Path(records))
     cases, skipped = engine_fit.cases_of(found, hardware, engine)
     kept, out = engine_fit.split(cases, tuple(hold_out))
