@@ -232,44 +232,52 @@ class Noted(dict[Key, Value]):
         return super().__getitem__(key)
 
 
-def own_shapes(name: str, profile: Profile) -> dict[tuple[float, ...], Own]:
+def own_shapes(name: str, profile: Profile) -> Mapping[tuple[float, ...], Own]:
     """By `Operator.shape`: how the products or experts of a class that a profile holds samples of differ from its line, where they were
     timed at `LEAST_ROWS` numbers of rows or more; experts with rows that spread."""
     table, rate, kind = profile.samples.get(name), profile.operators[name], name.split("_")[0]
     if kind not in SHAPED or not isinstance(table, Mapping) or not {"columns", "rows"} <= table.keys():
         return {}
-    columns, numbers = str(table["columns"]).split(), (*SHAPED[kind], *SAMPLED)
-    if not set(numbers) <= set(columns):
+    columns = str(table["columns"]).split()
+    if not {*SHAPED[kind], *SAMPLED} <= set(columns):
         return {}
-    places = [columns.index(n) for n in numbers]
-    cells = [str(row).split() for row in table["rows"]]
-    whole = [
-        r
-        for r in cells
-        if len(r) == len(columns) and ("routing" not in columns or r[columns.index("routing")] == "uniform")
-    ]
+    peak = rate.peak_tflops or profile.gpu.bf16_tflops * 0.7
+    line = rate.fixed_us, rate.bandwidth_gb_s, peak, rate.inner_ns or 0.0, rate.relative_uncertainty
+    return _own_shapes(name, tuple(columns), tuple(map(str, table["rows"])), line)
+
+
+@lru_cache(64)  # a plan builds a machine for each of its choices
+def _own_shapes(
+    name: str, columns: tuple[str, ...], table: tuple[str, ...], line: tuple[float, float, float, float, float]
+) -> Mapping[tuple[float, ...], Own]:
+    """line: fixed us, GB/s, TFLOP/s, ns a value of inner width, relative uncertainty."""
+    kind = name.split("_")[0]
+    fixed_us, gb_s, tflops, inner_ns, uncertainty = line
+    places = [columns.index(n) for n in (*SHAPED[kind], *SAMPLED)]
+    cells = [row.split() for row in table]
+    spread = columns.index("routing") if "routing" in columns else None
+    whole = [r for r in cells if len(r) == len(columns) and (spread is None or r[spread] == "uniform")]
     if not whole:
         return {}
     values = np.asarray([[float(r[place]) for place in places] for r in whole])
-    shapes, (rows, nbytes, median_us) = (
-        [tuple(v) for v in values[:, : -len(SAMPLED)].tolist()],
-        values[:, -len(SAMPLED) :].T,
-    )
-    first, second, *more = values[:, : -len(SAMPLED)].T
+    widths, (rows, nbytes, median_us) = values[:, : -len(SAMPLED)], values[:, -len(SAMPLED) :].T
+    first, second, *more = widths.T
     flops, inner = 2.0 * rows * first * second, second
     if kind == "moe":  # gate, up and down of the chosen ones; both widths are walked
         flops, inner = 3.0 * more[1] * flops, first + second
     line_us = operator_seconds(
-        np.asarray(rate.fixed_us),
-        nbytes / (rate.bandwidth_gb_s * 1e3),
-        1e-6 * flops / (rate.peak_tflops or profile.gpu.bf16_tflops * 0.7),
-        inner * (rate.inner_ns or 0.0) * 1e-3,
+        np.asarray(fixed_us),
+        nbytes / (gb_s * 1e3),
+        1e-6 * flops / tflops,
+        inner * inner_ns * 1e-3,
         staged=in_stages(name),
     )
     seen: dict[tuple[float, ...], dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for shape, r, factor in zip(shapes, rows.tolist(), (median_us / line_us).tolist(), strict=True):
+    for shape, r, factor in zip(
+        map(tuple, widths.tolist()), rows.tolist(), (median_us / line_us).tolist(), strict=True
+    ):
         seen[shape][r].append(factor)
-    share = min(1.0, OWN_SPREAD / max(rate.relative_uncertainty, OWN_SPREAD))
+    share = min(1.0, OWN_SPREAD / max(uncertainty, OWN_SPREAD))
     return {
         shape: Own(np.asarray(sorted(timed)), np.asarray([sum(timed[r]) / len(timed[r]) for r in sorted(timed)]), share)
         for shape, timed in seen.items()

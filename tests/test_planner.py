@@ -472,7 +472,11 @@ def test_of_a_dropped_profile_only_what_predicts_is_kept():
     planner = Planner()
     kept = planner._files[planner.add_file("hardware", "box.yaml", raw)["id"]].read
     assert isinstance(kept, Profile)
-    assert (kept.environment, kept.samples) == ({}, {})
+    assert kept.environment == {}
+    assert {name.split("_")[0] for name in kept.samples} == {
+        "gemm",
+        "moe",
+    }  # shapes that were timed are priced by themselves
 
 
 # --- who may ask ----------------------------------------------------------------------------------------------------

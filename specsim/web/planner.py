@@ -32,7 +32,7 @@ from specsim.engines import Engine, load_engine
 from specsim.errors import InputError, did_you_mean
 from specsim.files import as_text
 from specsim.launch_lines import sglang_line, vllm_config, vllm_line
-from specsim.machine import Machine
+from specsim.machine import SHAPED, Machine
 from specsim.machine import build as build_machine
 from specsim.models import Model
 from specsim.names import ENGINES, METHODS
@@ -51,7 +51,9 @@ OPTION_LENGTH, LINE_LENGTH = 2_000, 10_000  # characters of an option, and of a 
 BATCHES, CONTEXTS, LENGTHS = (1, 2, 4, 8, 16, 32, 64), (1024, 4096, 16384, 65536), tuple(range(2, 9))  # of `around`
 ACCEPTANCE = ("accept-rate", "accept-length", "accept-per-position", "accept-profile")
 SWEPT = ("batch", "context", "draft_tokens", "num_steps", *(name.replace("-", "_") for name in ACCEPTANCE))
-KEPT = 2**17  # characters of what is kept of a file; shipped ones have a tenth of it
+KEPT = (
+    2**17
+)  # characters of what is kept of a file, and of a profile's samples; shipped ones have two thirds of it at most
 TREE = 1024  # candidates of a draft tree: larger ones take seconds, and hold up everybody's page
 
 
@@ -133,7 +135,7 @@ class Planner:
             if name in KINDS:
                 read = load_profile(value) if name == "hardware" else load_model(value)
             if read is not None and Path(value).exists():
-                digest = hashlib.sha256(_content(read).encode()).hexdigest()[:32]
+                digest = hashlib.sha256("".join(_content(read)).encode()).hexdigest()[:32]
                 self._own[digest] = Kept(read, value)
                 files[name] = self._own[digest].json(digest)
             else:
@@ -150,14 +152,15 @@ class Planner:
         read: Model | Profile
         if kind == "hardware":
             box = parse_profile(as_text(raw, shown, "hardware profile"), shown)
-            read = box.model_copy(update={"samples": {}, "environment": {}})  # what no prediction needs
+            timed = {name: table for name, table in box.samples.items() if name.split("_")[0] in SHAPED}
+            read = box.model_copy(update={"samples": timed, "environment": {}})  # the rest no prediction needs
         else:
             read = parse_model(as_text(raw, shown, "model config"), shown, shown.rsplit(".", 1)[0])
             if shown == "config.json":  # as every model's is called: it goes by a folder of its kind
                 role = "draft" if kind == "draft" or _drafts(read) else "model"
                 shown = f"{role}/{shown}"
                 read = dataclasses.replace(read, name=role, source=shown)
-        if len(_content(read)) > KEPT:  # what is read costs memory and time in every prediction
+        if max(map(len, _content(read))) > KEPT:  # what is read costs memory and time in every prediction
             raise InputError(
                 "holds too many different layers, operators or curves", where=shown, mend="use specsim predict"
             )
@@ -293,9 +296,11 @@ def _about(read: Model | Profile) -> str:
     return f"{read.architecture or 'model'}, {read.total_parameters / 1e9:,.2f} B parameters"
 
 
-def _content(read: Model | Profile) -> str:
-    """All that was read of a file."""
-    return read.model_dump_json() if isinstance(read, Profile) else repr(dataclasses.astuple(read))
+def _content(read: Model | Profile) -> tuple[str, ...]:
+    """All that was read of a file; a profile's samples apart."""
+    if not isinstance(read, Profile):
+        return (repr(dataclasses.astuple(read)),)
+    return read.model_copy(update={"samples": {}}).model_dump_json(), json.dumps(read.samples, default=str)
 
 
 def _text(value: Any) -> str:
