@@ -8,6 +8,7 @@ the first prefill after it where many decode.)
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,9 +17,11 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 Ints = NDArray[np.int64]
 EACH = 8  # numbers of prompts that are looked at one by one; beyond they are taken in groups
-GROUPS = 8
+RATIO = 1.35  # of a group to the one before
+GROUPED = 0.8  # of what is between two groups: the least standard deviation
 INSTANT = 1e-15  # seconds of a step that takes no time
 TINY = 1e-300
+LEAK = 1e-16  # chance that any number follows any other
 TAIL = 5  # standard deviations beyond which more prompts do not come
 
 
@@ -95,28 +98,33 @@ def numbers(arrivals: Array) -> Ints:
     k = np.arange(len(arrivals))
     enough = k > arrivals + TAIL * np.sqrt(arrivals) + TAIL
     top = int(np.argmax(enough)) if enough.any() else len(k) - 1
-    beyond = np.geomspace(min(EACH, top), top, GROUPS).round().astype(np.int64) if top else k[:1]
-    return np.unique(np.concatenate([np.arange(min(EACH, top) + 1), beyond]))
+    if top <= EACH:
+        return np.arange(top + 1)
+    beyond = np.geomspace(EACH, top, 1 + math.ceil(math.log(top / EACH) / math.log(RATIO)))
+    return np.unique(np.concatenate([np.arange(EACH + 1), beyond.round().astype(np.int64)]))
 
 
 def steps_of(rate: Array, prompts: Ints, seconds: Array, prefill: Array, variance: Array) -> Steps:
     """The steady state of arrivals at `rate` (..., 1), with seconds of steps, prefill's part and their variance (..., k)."""
     seconds = np.broadcast_to(seconds, np.broadcast_shapes((*rate.shape, 1), seconds.shape))
     log_factorial = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, prompts[-1] + 1)))])[prompts]
-    offset = np.log(np.gradient(prompts.astype(float))) - log_factorial  # a group counts as its middle, so many times
+    widths = np.log(np.gradient(prompts.astype(float)))  # a group counts as its middle, so many times
     most = 2.0 * prompts[-1] + 1  # more arrivals than that are as good as so many
     gathered, beside, tilted = np.zeros((3, *seconds.shape, len(prompts)))
     sides = (-1, 1) if variance.any() else (0,)  # as often one standard deviation longer as shorter
     for side in sides:
         took = np.maximum(seconds + side * np.sqrt(variance), 1e-3 * seconds + INSTANT)
         mean = np.minimum(rate[..., None] * took, most)[..., None]
-        chance = np.exp(prompts * np.log(mean) - mean + offset)
+        wide = np.maximum(1.0, (GROUPED * (RATIO - 1)) ** 2 * mean)  # no narrower than groups are apart
+        log = (prompts * np.log(mean) - log_factorial) / wide + widths
+        chance = np.exp(log - log.max(axis=-1, keepdims=True))
         chance /= chance.sum(axis=-1, keepdims=True) * len(sides)
         gathered += chance
         beside += chance * took[..., None]
         tilted += chance * (
             prompts - (chance @ prompts)[..., None] * len(sides)
         )  # d chance / d ln rate, of Poisson numbers
+    gathered += LEAK / len(prompts)  # where more come than are served and none decode, no number leads back to fewer
     beside /= beside.sum(axis=-1, keepdims=True)
     # share (1 - gathered) = 0 and adds up to 1; its growth solves the same equations for what tilts it, and adds up to 0.
     balance = np.swapaxes(np.eye(len(prompts)) - gathered, -1, -2).copy()

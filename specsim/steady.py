@@ -157,7 +157,7 @@ class Server:
             again = np.clip(room, 0.0, again / self.memory.prompt)
         held = steps + self.late
         running, ended = places * steps / held, places / held
-        none = np.exp(-ended)  # of them end in a step
+        none = np.maximum(np.exp(-ended), 1e-300)  # of them end in a step
         rest = (1 - none**2) / none if self.late else 0.0
         opened = 1 - none if self.memory is None else self.memory.opened(ended)
         group = ended * ((1 + again) / opened + (2 + rest) * self.late) / (1 + rest)

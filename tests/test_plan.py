@@ -319,6 +319,17 @@ def test_a_long_decode_step_gathers_prompts():
     assert float(found.work[0]) == pytest.approx(took[np.asarray(drawn) > 0].sum() / took.sum(), rel=0.01)
 
 
+@pytest.mark.parametrize(("given_", "made", "cv2"), [(4, 50, 0.0), (16, 100, 1.0), (100, 2, 0.0)])
+def test_thousands_of_short_prompts_that_share_a_prefill(given_, made, cv2):
+    """2,048 prompts of 4 tokens fit a step: numbers far apart are looked at, and more load still takes longer, but for a few per cent near capacity."""
+    server = server_of(llama(1), machine_of(llama(1)), Requests(given_, made, cv2, cv2))
+    limit = float(server.capacity())
+    assert limit > 10
+    ttft = server.at(np.linspace(0.1, 0.95, 8) * limit).ttft_s
+    assert np.isfinite(ttft).all()
+    assert np.all(ttft[1:] > 0.95 * ttft[:-1])
+
+
 def test_a_full_memory_prefills_again():
     """Requests of 1,000 + 1,000 tokens of which half a one ends a step, by chance: with e^-0.5 = 0.607 none does, and the 500 tokens that grow meanwhile are
     taken from the newest: 0.607 x 500 / 0.5 = 607 for each request, and prompts start in the other 0.393. At 4 a step none (frees 0 of 4,000) and one (2,000)
