@@ -1,7 +1,7 @@
 """One process a GPU: takes the stage's measurements, one case after the other, and writes each result at once.
 
 `launch` starts one process a node, as `python -m specsim.calibration.worker STAGE.json FIRST COUNT`: it loads torch and forks
-the ranks from FIRST on, COUNT of them, since a GPU's process for each that loads torch by itself takes longer than many a
+the ranks from FIRST on, COUNT of them (on GPUs each rank loads torch itself), since eight processes that load it take longer than many a
 stage; and it prints a line "LOCAL_RANK CODE" for each that has ended. torchrun can start the ranks as well, as `... STAGE.json`
 with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT set. Files in the stage's folder, all written atomically:
 
@@ -44,9 +44,10 @@ def main(arguments: list[str]) -> int:
 
 def _ranks(path: Path, first: int, count: int) -> int:
     """Fork the ranks of this node, and tell the codes with which they end."""
-    import torch.distributed  # noqa: F401  # CUDA must not be touched before the fork
-
     stage = json.loads(path.read_text())
+    if stage["cpu"]:  # on GPUs each rank loads it itself: nothing of CUDA is in a process that forks
+        import torch.distributed  # noqa: F401
+
     own, local_ranks = os.getpid(), {}
     for local in range(count):
         pid = os.fork()

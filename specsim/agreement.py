@@ -3,7 +3,8 @@
     weigh(a, b, scenario) -> numbers, the weightiest first: a, b, b / a - 1, and which part of a step hangs on it
 
 The part is an elasticity: by how many per cent the step grows when the number grows by one per cent. Steps are the plain
-decode step and the speculative cycle, without the host's own time, which no profile holds; the larger part counts. A curve
+decode step and the speculative cycle, without the host's own time, which no profile holds; the larger part counts. Shapes that were
+timed themselves are priced by their class here. A curve
 of all-reduces counts as one number; its difference is the one that the scenario's own messages see.
 """
 
@@ -46,6 +47,9 @@ def weigh(a: Profile, b: Profile, scenario: Scenario) -> list[Weighed]:
     """Every number of `a` that a step of the scenario depends on, the weightiest first. Raises InputError where `b` has too
     few GPUs for the scenario's ranks, or no all-reduce."""
     check_ranks(b, scenario.parallel.tp)
+    a, b = (
+        box.model_copy(update={"samples": {}}) for box in (a, b)
+    )  # else shapes that were timed do not heed the class's numbers
     base = steps(scenario, a)
     found = []
     for key, value, put in _numbers(a):

@@ -102,10 +102,10 @@ def test_asking_the_peer(accuracy: ModuleType, tmp_path: Path, monkeypatch: pyte
 
 
 def test_the_readme_says_what_the_page_shows() -> None:
-    """Of the runs with fitted terms (no model's own run in its terms): decode and verify in graphs within 5 % in the median and
-    30 % at worst, cycles within 60 %, eager steps and cycles between half and twice."""
+    """Of the runs with fitted terms (no model's own run in its terms): decode and verify in graphs within 2.5 % in the median and
+    6 % at worst, 31 % where all rows chose the same experts, cycles within 45 %, eager steps and cycles between half and twice."""
     readme = " ".join((ROOT / "README.md").read_text().split())
-    said = "decode and verify in CUDA graphs are within 5 % in the median and 30 % at worst; cycles that wait for the host miss by up to 60 %; eager steps and cycles are right within a factor of two"  # fmt: skip
+    said = "decode and verify in CUDA graphs on calibrated H200s are within 2.5 % in the median and 6 % at worst (31 % where random weights send all rows to the same experts); cycles that wait for the host miss by up to 45 %; eager steps and cycles are right within a factor of two"  # fmt: skip
     assert said in readme
     page = (ROOT / "docs" / "accuracy.md").read_text()
     block = page.split("<!-- begin held-out -->")[1].split("<!-- end held-out -->")[0].split("\n\n")[1]
@@ -115,10 +115,11 @@ def test_the_readme_says_what_the_page_shows() -> None:
     }
     for (runs, phase), (median, worst) in seen.items():
         if runs.startswith("graphs") and phase in ("decode", "verify"):
-            assert median <= 5, (runs, phase)
-            assert abs(worst) <= 30, (runs, phase)
+            apart = runs.endswith("in no fit")
+            assert median <= (10 if apart else 2.5), (runs, phase)
+            assert abs(worst) <= (31 if apart else 6), (runs, phase)
         if runs.startswith("graphs") and phase == "cycle":
-            assert abs(worst) <= 60, (runs, phase)
+            assert abs(worst) <= 45, (runs, phase)
         if runs == "eager" and phase in ("decode", "verify", "cycle"):
             assert -50 <= worst <= 100, (runs, phase)
     assert {phase for runs, phase in seen if runs == "eager"} >= {"decode", "verify", "cycle"}
