@@ -9,7 +9,7 @@ profile lacks is as much less certain as the shipped profiles' classes of a fami
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 from typing import Any, TypeVar
@@ -183,7 +183,7 @@ class Machine:
     ) -> tuple[Array, str]:
         """(seconds of all calls of an operator, origin of the price); not of all-reduces. moved, flops, inner: the bytes, flops
         and inner widths of all its calls, under a load of n axes."""
-        a_row = sum(operator.flops.values()) if operator.shape else 0.0
+        a_row = operator.calls * own_flops(operator.rate, operator.shape) if operator.shape else 0.0
         asked = operator.rate, operator.behind, operator.shape, a_row, operator.calls, moved, flops, inner, n
         return self.once(Machine._price, *asked) if moved.ndim == 0 else self._price(*asked)
 
@@ -232,13 +232,20 @@ class Noted(dict[Key, Value]):
         return super().__getitem__(key)
 
 
+def own_flops(name: str, shape: Sequence[Any]) -> Any:
+    """Flops of a row of a product, outputs x inputs, or of experts of a class (`Operator.shape`): gate, up and down of the chosen
+    ones. Fewer a row are fewer rows, where ranks share the sequences or the experts."""
+    first, second, *experts = shape
+    return 2.0 * first * second * (3.0 * experts[1] if name.split("_")[0] == "moe" else 1.0)
+
+
 def own_shapes(name: str, profile: Profile) -> Mapping[tuple[float, ...], Own]:
     """By `Operator.shape`: how the products or experts of a class that a profile holds samples of differ from its line, where they were
     timed at `LEAST_ROWS` numbers of rows or more; experts with rows that spread."""
     table, rate, kind = profile.samples.get(name), profile.operators[name], name.split("_")[0]
-    if kind not in SHAPED or not isinstance(table, Mapping) or not {"columns", "rows"} <= table.keys():
+    if kind not in SHAPED or not isinstance(table, Mapping) or not isinstance(table.get("rows"), list):
         return {}
-    columns = str(table["columns"]).split()
+    columns = str(table.get("columns")).split()
     if not {*SHAPED[kind], *SAMPLED} <= set(columns):
         return {}
     peak = rate.peak_tflops or profile.gpu.bf16_tflops * 0.7
@@ -259,12 +266,15 @@ def _own_shapes(
     whole = [r for r in cells if len(r) == len(columns) and (spread is None or r[spread] == "uniform")]
     if not whole:
         return {}
-    values = np.asarray([[float(r[place]) for place in places] for r in whole])
+    values = np.asarray([numbers for r in whole if min(numbers := [_positive(r[place]) for place in places]) > 0])
+    if not len(values):
+        return {}
     widths, (rows, nbytes, median_us) = values[:, : -len(SAMPLED)], values[:, -len(SAMPLED) :].T
-    first, second, *more = widths.T
-    flops, inner = 2.0 * rows * first * second, second
-    if kind == "moe":  # gate, up and down of the chosen ones; both widths are walked
-        flops, inner = 3.0 * more[1] * flops, first + second
+    first, second, *_ = widths.T
+    flops, inner = (
+        rows * own_flops(name, widths.T),
+        first + second if kind == "moe" else second,
+    )  # both widths are walked
     line_us = operator_seconds(
         np.asarray(fixed_us),
         nbytes / (gb_s * 1e3),
@@ -283,6 +293,15 @@ def _own_shapes(
         for shape, timed in seen.items()
         if len(timed) >= LEAST_ROWS
     }
+
+
+def _positive(text: str) -> float:
+    """A finite number above 0; of all else that an edited profile may hold, 0."""
+    try:
+        number = float(text)
+    except ValueError:
+        return 0.0
+    return number if 0 < number < np.inf else 0.0
 
 
 def _factor(rng: np.random.Generator, samples: int, spread: float) -> Array:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from dataclasses import replace
 from math import ceil
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from specsim.forward import (
     Network,
     Parallel,
     Pass,
+    _of_group,
     allreduce_seconds,
     attention_core,
     build,
@@ -94,6 +96,54 @@ def test_experts_that_were_timed_cost_what_they_took() -> None:
         other = routed_experts(wide, Parallel(1), 5, "moe_bf16")
         assert seconds(machine, other, load(rows)) == seconds(plain, other, load(rows))
     assert routed_experts(wide, Parallel(2), 5, "moe_bf16").shape == routed_experts(e, Parallel(1), 5, "moe_bf16").shape
+
+
+def test_a_rank_has_the_rows_of_its_own_sequences() -> None:
+    """Of 6 sequences in 2 attention groups a rank multiplies 3 rows: twice as much as the class, as timed at 3, however many are in
+    all. 8 experts of 16 on one of 2 groups of ranks, 2 of the 16 a row, do as many products for 8 rows as 8 experts with 2 a row
+    for 4."""
+    rows = [
+        f"{r} 1000 1000 {2_000_000 + 4000 * r} 1 {f * (12 + 0.004 * r)} 1" for r, f in ((1, 1.0), (3, 2.0), (6, 1.0))
+    ]
+    columns = "rows routing hidden intermediate experts top_k bytes p10_us median_us p90_us alone_us"
+    experts = [f"{r} uniform 1024 512 8 2 10000000 1 {us} 1 1" for r, us in ((1, 20), (4, 40), (8, 20))]
+    box = profile().model_copy(update={"samples": {**timed(*rows), "moe_bf16": {"columns": columns, "rows": experts}}})
+    machine, plain = (build_machine(p, QUIET) for p in (box, profile()))
+    for calls in (1, 5):
+        shared = _of_group(gemm(1000, 1000, 2e6, "gemm_bf16", calls=calls), 2)
+        assert seconds(machine, shared, load(6)) == pytest.approx(2 * seconds(plain, shared, load(6)), rel=1e-3)
+    half = routed_experts(Experts(16, 2, 1024, 512), Parallel(2, ep=2), 5, "moe_bf16")
+    assert seconds(machine, half, load(8)) == pytest.approx(2 * seconds(plain, half, load(8)), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        "products.csv",
+        ["1 1000 1000"],
+        {"columns": "rows n k bytes median_us"},
+        {"columns": None, "rows": ["1 1000 1000 2004000 15"]},
+        {"columns": "rows n k bytes median_us", "rows": None},
+        {"columns": "rows n k bytes median_us", "rows": 3},
+        {"columns": "rows n k bytes median_us", "rows": "1 1000 1000 2004000 15"},
+        {"columns": "rows n k median_us", "rows": ["1 1000 1000 15", "2 1000 1000 15", "3 1000 1000 15"]},
+        *(
+            {"columns": "rows n k bytes median_us", "rows": [f"{r} 1000 1000 2004000 {us}" for r in (1, 2, 3)]}
+            for us in ("nan", "0", "-15", "inf", "1e999", "slow", "")
+        ),
+        {
+            "columns": "rows n k bytes median_us",
+            "rows": ["1 1000 1000 2004000 15", "2 1000 1000 2004000 15", "-3 1000 1000 1 15"],
+        },
+    ],
+)
+def test_samples_that_say_nothing_leave_a_shape_to_its_class(table: Any) -> None:
+    """What a hand edited, or another program wrote: no table, no numbers, or none above 0."""
+    box = profile().model_copy(update={"samples": {"gemm_bf16": table}})
+    product = gemm(1000, 1000, 2e6, "gemm_bf16")
+    assert seconds(build_machine(box, QUIET), product, load(2)) == seconds(
+        build_machine(profile(), QUIET), product, load(2)
+    )
 
 
 def test_what_was_timed_itself_is_surer_than_its_class() -> None:
