@@ -313,6 +313,7 @@ def _read_flags(engine: str, arguments: Sequence[str], notes: list[str]) -> tupl
             unknown.append(flag)
             continue
         name = aliases.get(name, name)
+        values.pop(name, None)  # in the order of their last mention
         if kind == "switch":
             values[name] = True
             if engine == "vllm":  # --flag and --no-flag are one option
@@ -514,22 +515,43 @@ def _sglang_graphs(read: _Reader) -> dict[str, Any]:
     return _present({"cuda_graph_max_bs": largest, "captured_sizes": sizes, "disable_cuda_graph": disabled or None})
 
 
+# Flags that stand for a --cuda-graph-backend-prefill.
+_PREFILL_BACKENDS = {
+    "--enable-breakable-cuda-graph": "breakable",
+    "--enforce-piecewise-cuda-graph": "tc_piecewise",
+    "--disable-piecewise-cuda-graph": "disabled",
+}
+
+
 def _sglang_prefill_graphs(read: _Reader) -> dict[str, Any]:
     """Captured numbers of prompt tokens, by the same order of precedence; flags of two generations."""
     prefill = read.json("--cuda-graph-config").get("prefill")
     prefill = prefill if isinstance(prefill, dict) else {}
-    backend = prefill.get("backend") or read.text("--cuda-graph-backend-prefill")
-    flags = ("--disable-cuda-graph", "--disable-prefill-cuda-graph", "--disable-piecewise-cuda-graph")
-    off = [read.on(flag) for flag in flags]
-    forced = read.on("--enforce-piecewise-cuda-graph")
-    sizes = prefill.get("bs") or read.wholes("--cuda-graph-bs-prefill") or read.wholes("--piecewise-cuda-graph-tokens")
+    flag = "--cuda-graph-backend-prefill"
+    given = {name: kind for name, kind in _PREFILL_BACKENDS.items() if read.on(name)}
+    given |= {flag: read.text(flag)} if read.on(flag) else {}
+    backend = prefill.get("backend")
+    if backend is None and read.release < (0, 5, 14):  # switches of their own: that which enforces wins
+        backend = next(
+            (given[name] for name in (flag, *_PREFILL_BACKENDS) if name in given and given[name] != "breakable"), None
+        )
+    elif backend is None:  # all write one option: the last on the line wins
+        backend = next((given[name] for name in reversed(read.values) if name in given), None)
+    kinds = (*_PREFILL_BACKENDS.values(), "full")
+    if backend is not None and backend not in kinds:
+        raise InputError(
+            f"{str(backend)[:40]!r} is no backend of prefill graphs", where=flag, mend=f"give one of {', '.join(kinds)}"
+        )
+    off = [read.on(flag) for flag in ("--disable-cuda-graph", "--disable-prefill-cuda-graph")]
+    flags = (read.wholes("--cuda-graph-bs-prefill"), read.wholes("--piecewise-cuda-graph-tokens"))
+    sizes = prefill["bs"] if prefill.get("bs") is not None else flags[0] or flags[1]
     if sizes is not None:
         if not isinstance(sizes, list) or not sizes:
             raise InputError("prefill.bs is not a list", where="--cuda-graph-config", mend="give whole numbers")
         sizes = sorted({_whole(size, "--cuda-graph-config", 1) for size in sizes})
     most = [read.whole(flag) for flag in ("--cuda-graph-max-bs-prefill", "--piecewise-cuda-graph-max-tokens")]
     largest = _whole(prefill["max_bs"], "--cuda-graph-config", 1) if prefill.get("max_bs") is not None else None
-    on = backend != "disabled" if backend else True if forced else False if any(off) else None
+    on = backend != "disabled" if backend else False if any(off) else None
     largest = largest or next((size for size in most if size), None)
     return _present({"prefill_graphs": on, "prefill_graph_tokens": largest, "prefill_graph_sizes": sizes})
 

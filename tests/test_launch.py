@@ -314,6 +314,21 @@ class TestSglang:
             ("--disable-piecewise-cuda-graph", {"prefill_graphs": False}),
             ("--disable-piecewise-cuda-graph --enforce-piecewise-cuda-graph", {"prefill_graphs": True}),
             ("--cuda-graph-backend-prefill breakable --disable-prefill-cuda-graph", {"prefill_graphs": True}),
+            # one option in all of these (DeprecatedStoreConstAction, server_args.py): the last on the line
+            ("--enforce-piecewise-cuda-graph --disable-piecewise-cuda-graph", {"prefill_graphs": False}),
+            ("--cuda-graph-backend-prefill breakable --disable-piecewise-cuda-graph", {"prefill_graphs": False}),
+            (
+                "--disable-piecewise-cuda-graph --cuda-graph-backend-prefill breakable --cuda-graph-max-bs-prefill 8",
+                {"prefill_graphs": True, "prefill_graph_tokens": 8},
+            ),
+            (
+                "--enforce-piecewise-cuda-graph --disable-piecewise-cuda-graph --enforce-piecewise-cuda-graph",
+                {"prefill_graphs": True},
+            ),
+            (
+                "--disable-cuda-graph --enable-breakable-cuda-graph",
+                {"disable_cuda_graph": True, "prefill_graphs": True},
+            ),
             (
                 """--cuda-graph-config '{"prefill":{"max_bs":64,"backend":"disabled"}}' --cuda-graph-max-bs-prefill 8""",
                 {"prefill_graphs": False, "prefill_graph_tokens": 64},
@@ -331,6 +346,22 @@ class TestSglang:
     )
     def test_graphs(self, flags: str, expected: dict[str, Any]) -> None:
         assert sglang(flags) == {"method": "none", **expected}
+
+    def test_before_0_5_14_enforced_graphs_win_over_disabled_ones(self) -> None:
+        """`_handle_piecewise_cuda_graph`: two switches, whatever their order; --enable-breakable-cuda-graph chooses how, not whether."""
+        for line in ("--enforce-piecewise-cuda-graph --disable-piecewise-cuda-graph",
+                     "--disable-piecewise-cuda-graph --enforce-piecewise-cuda-graph"):  # fmt: skip
+            assert sglang(line, version="0.5.13")["prefill_graphs"] is True
+        line = "--disable-piecewise-cuda-graph --enable-breakable-cuda-graph"
+        assert sglang(line, version="0.5.13")["prefill_graphs"] is False
+        assert sglang(line)["prefill_graphs"] is True
+
+    @pytest.mark.parametrize(
+        "phase", ['{"backend": "a"}', '{"backend": [1]}', '{"bs": 0}', '{"bs": []}', '{"bs": {}}', '{"max_bs": 0}']
+    )
+    def test_a_configuration_of_prefill_graphs_that_sglang_refuses(self, phase: str) -> None:
+        with pytest.raises(InputError, match="--cuda-graph"):
+            sglang(["--cuda-graph-config", f'{{"prefill": {phase}}}'])
 
     def test_plain_options(self) -> None:
         line = (
