@@ -154,8 +154,9 @@ class Engine:
         """Numbers of prompt tokens that prefills have a graph for, ascending; none where they run eagerly.
 
         options: `prefill_graphs` (True: asked for whatever the default; False: off), `prefill_graph_tokens` (the largest),
-        `prefill_graph_sizes` (a list instead), `disable_cuda_graph`, `moe_a2a_backend`, `dp_attention`. latent: whether the
-        model has latent attention. chunk: tokens of a prefill step at most.
+        `prefill_graph_sizes` (a list instead), `disable_cuda_graph`, `moe_a2a_backend`, `dp_attention`, and the limits
+        `max_total_tokens` and `context_length`. latent: whether the model has latent attention. chunk: tokens of a prefill
+        step at most; 0 where prompts are not cut, whose graphs would have no largest. Raises InputError for sizes that no graph has.
         """
         graphs = self.policy["graphs"]
         if "prefill" not in graphs:
@@ -166,10 +167,17 @@ class Engine:
             asked = not (options.get("disable_cuda_graph") or grouped or (latent and not graphs["prefill"]["latent"]))
         if not asked:
             return ()
-        if sizes := options.get("prefill_graph_sizes"):
-            return tuple(sorted(sizes))
-        most = options.get("prefill_graph_tokens") or (graphs["prefill_latent_tokens"] if latent else chunk)
-        return tuple(sorted(_expand(graphs["prefill_tokens"], int(most))))
+        largest, sizes = options.get("prefill_graph_tokens"), options.get("prefill_graph_sizes")
+        if not all(isinstance(n, int) and 1 <= n <= MOST_CAPTURED for n in (largest or 1, *(sizes or ()))):
+            mend = f"give whole numbers from 1 to {MOST_CAPTURED:,}"
+            raise InputError(f"{largest or sizes} is out of range", where="prompt tokens of graphs", mend=mend)
+        if sizes:
+            return tuple(sorted(set(sizes)))
+        limits = [MOST_CAPTURED, options.get("context_length")]
+        if not largest:
+            largest = graphs["prefill_latent_tokens"] if latent else chunk
+            limits.append(options.get("max_total_tokens"))
+        return tuple(sorted(_expand(graphs["prefill_tokens"], min(largest, *(int(n) for n in limits if n)))))
 
     def padded_prefill(
         self, tokens: NDArray[np.float64], captured: Sequence[int], *, on_average: bool = False

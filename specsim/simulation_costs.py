@@ -61,7 +61,7 @@ class Costs:
     step[b, i]: one step of b sequences (0..max) with contexts[i] cached tokens each; base[b]: the target's pass in it at
     no cached tokens; rows[b]: rows that a sequence has in it, 1 or the draft tokens; drafts[b]: tokens that may be accepted
     beyond the first. prefill[i, j]: prefill of tokens[i] rows that attend to reach[j] tokens each on average. lead: host time
-    before a prefill, as far as no step runs meanwhile.
+    before a prefill of `led` tokens (from, to), as far as no step runs meanwhile.
     """
 
     contexts: Array
@@ -73,6 +73,7 @@ class Costs:
     rows: Ints
     drafts: Ints
     lead: float = 0.0
+    led: tuple[int, int] = (1, 0)
 
     @property
     def most_rows(self) -> int:
@@ -328,9 +329,11 @@ def prefill_seconds(s: Scenario, machine: Machine, tokens: Array, reach: Array, 
     return np.where(padded, passes(np.where(padded, rows, tokens), cut=True), passes(tokens, cut=False))
 
 
-def lead_seconds(s: Scenario, machine: Machine) -> float:
-    """Host time before a prefill's graphs, which is hidden while a step runs; 0 where prefills are eager."""
-    return float(machine.terms["prefill_host"].reshape(-1)[0]) if prefill_graphs(s) else 0.0
+def lead_seconds(s: Scenario, machine: Machine, tokens: Array) -> Array:
+    """Host time before the graphs of prefills of so many tokens, which is hidden while a step runs; 0 where they are eager, which
+    `prefill_seconds` counts it in."""
+    host = float(machine.terms["prefill_host"].reshape(-1)[0])
+    return np.where(s.engine.padded_prefill(tokens, prefill_graphs(s)) > 0, host, 0.0)
 
 
 def prefill_graphs(s: Scenario) -> tuple[int, ...]:
@@ -339,7 +342,8 @@ def prefill_graphs(s: Scenario) -> tuple[int, ...]:
     options = {**s.options, "dp_attention": s.parallel.dp > 1}
     if not any(s.graph_phases.values()):
         options["disable_cuda_graph"] = True
-    return s.engine.prefill_graphs(options, latent=latent, chunk=default_chunk(s))
+    uncut = (options.get("chunked_prefill_size") or 1) < 0
+    return s.engine.prefill_graphs(options, latent=latent, chunk=0 if uncut else default_chunk(s))
 
 
 def step_seconds(s: Scenario, machine: Machine, batch: Array, context: Array) -> Array:
@@ -462,6 +466,10 @@ def _tables(asked: _Asked) -> Costs:
     tokens, _ = refined(by_tokens, 4, tokens, whole=True)
     reach, prefill = refined(by_reach, len(tokens), reach)
 
+    graphs = prefill_graphs(s)
+    least = math.ceil(graphs[0] / s.engine.policy["graphs"]["prefill_padding"]) if graphs else 1
+    led = least, max(graphs, default=0)
+
     def ps(seconds: Array) -> Array:
         return np.rint(seconds * PS)
 
@@ -474,7 +482,8 @@ def _tables(asked: _Asked) -> Costs:
         prefill=ps(prefill),
         rows=rows,
         drafts=drafts,
-        lead=float(ps(np.asarray(lead_seconds(s, machine)))),
+        lead=float(ps(lead_seconds(s, machine, np.asarray(float(led[1]))))),
+        led=led,
     )
 
 

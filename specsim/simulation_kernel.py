@@ -48,7 +48,7 @@ COLUMNS = 15
  GHOST_HELD, NEXT_SERIAL, OLD, LAST_DECODE, STALE, FULL, FRONT, STATES) = range(21)  # fmt: skip
 
 # What the server and its clients are.
-MIXED, MAX_RUNNING, CHUNK, KV, OVERLAP, ROWS, CLIENTS, OVERHEAD, CHUNK_TIME, LEAD = range(10)
+MIXED, MAX_RUNNING, CHUNK, KV, OVERLAP, ROWS, CLIENTS, OVERHEAD, CHUNK_TIME, LEAD, LED_FROM, LED_TO = range(12)
 
 # Counters, as constants that numba can freeze.
 NOW, VISIBLE, BUSY, PREFILL_BUSY = (COUNTER[n] for n in ("now", "visible", "busy", "prefill_busy"))
@@ -541,7 +541,8 @@ def _advance(
             time = step_time(contexts, step, batch, cached)
         elif batch == 0:
             time = prefill_time(tokens, reach, prefill, rows, pairs / (2 * rows))
-            time += max(p[LEAD] - (start - c[VISIBLE]), 0)
+            if p[LED_FROM] <= rows <= p[LED_TO]:
+                time += max(p[LEAD] - (start - c[VISIBLE]), 0)
         else:
             time = prefill_time(tokens, reach, prefill, rows + batch * rows_at[batch], pairs / (2 * rows))
             time = time + step_time(contexts, step, batch, cached) - base[batch]
@@ -668,6 +669,7 @@ class Kernel:
                 round(server.overhead_s * 1e12),
                 round(server.chunk_s * 1e12),
                 round(costs.lead),
+                *costs.led,
             ],
             dtype=np.int64,
         )

@@ -223,7 +223,10 @@ class Reference:
             time = step_time(costs.contexts, costs.step, batch, cached)
         elif not batch:
             time = prefill_time(costs.tokens, costs.reach, costs.prefill, rows, pairs / (2 * rows))
-            time += max(costs.lead - (start - c["visible"]), 0.0)  # visible: when the step before began, under overlap
+            if costs.led[0] <= rows <= costs.led[1]:
+                time += max(
+                    costs.lead - (start - c["visible"]), 0.0
+                )  # visible: when the step before began, under overlap
         else:
             time = prefill_time(
                 costs.tokens, costs.reach, costs.prefill, rows + batch * int(costs.rows[batch]), pairs / (2 * rows)

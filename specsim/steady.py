@@ -446,7 +446,7 @@ def server_of(
         late=not mixed,
         spread=spread,
         memory=memory if full else None,
-        lead_s=lead_seconds(s, machine),
+        lead_s=float((weights[0] * lead_seconds(s, machine, np.minimum(sizes[0], chunk))).sum()),
         scatter=_scatter(s),
     )
 

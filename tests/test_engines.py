@@ -251,6 +251,13 @@ class TestGraphPhases:
         assert max(sizes, default=0) == largest
         assert list(sizes) == sorted(sizes)
 
+    @pytest.mark.parametrize("size", [10**10, -5, "x", 2.5])
+    def test_numbers_of_prompt_tokens_that_no_graph_has(self, size: Any) -> None:
+        for options in ({"prefill_graph_tokens": size}, {"prefill_graph_sizes": [4, size]}):
+            with pytest.raises(InputError, match="give whole numbers from 1 to 131,072"):
+                load_engine("sglang").prefill_graphs(options, latent=False, chunk=8192)
+        assert max(load_engine("sglang").prefill_graphs({}, latent=False, chunk=10**10)) == 131_072
+
     def test_a_prompt_is_padded_to_the_next_graph_but_not_to_twice_its_length(self) -> None:
         """Captured: 4, 8 to 32, 48 to 256 by 16, to 512 by 32, to 1,024 by 64, to 4,096 by 256. One token would run four. On
         average of the lengths between 1,024 and 1,280 half of 255 is added."""

@@ -138,12 +138,41 @@ def test_one_plain_request_is_the_closed_form() -> None:
     s = plain()
     machine = machine_of(s)
     m = simulate(server_of(s, machine), requests((0, 700, 50))).metrics
-    first = float(prefill_seconds(s, machine, np.asarray(700.0), np.asarray(350.5))) + lead_seconds(s, machine)
+    first = float(
+        prefill_seconds(s, machine, np.asarray(700.0), np.asarray(350.5)) + lead_seconds(s, machine, np.asarray(700.0))
+    )
     steps = step_seconds(s, machine, np.ones(()), np.arange(700.0, 749.0))
     assert m.latencies["ttft"].mean == pytest.approx(first * 1e3, rel=1e-5)  # type: ignore[union-attr]
     assert m.latencies["e2e_latency"].mean == pytest.approx((first + steps.sum()) * 1e3, rel=1e-5)  # type: ignore[union-attr]
     assert m.latencies["tpot"].mean == pytest.approx(steps.mean() * 1e3, rel=1e-9)  # type: ignore[union-attr]
     assert m.counters["decode_steps"] == 49 + 1  # under overlap one more step was sent off before the end was known
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(
+    ("prompt", "options", "led"),
+    [
+        (700, {"prefill_graph_tokens": 512}, False),  # longer than the largest graph
+        (700, {"prefill_graph_tokens": 704}, True),
+        (1, {}, False),  # the smallest graph, of four, would be four times as long
+        (2, {}, True),
+        (700, {"chunked_prefill_size": -1}, False),  # graphs up to no chunk at all: none
+        (700, {"max_total_tokens": 600}, False),
+        (700, {"max_total_tokens": 600, "prefill_graph_tokens": 1024}, True),
+        (700, {"context_length": 600, "prefill_graph_tokens": 1024}, False),
+    ],
+)
+def test_the_host_leads_a_prefill_once(prompt: int, options: dict[str, Any], led: bool, compiled: bool) -> None:
+    """An eager prefill has the host's time in it, one from graphs has it before: TTFT is the pass, and the lead of such a one."""
+    s = replace(plain(), options={**options, "kv_tokens": 10_000})
+    machine = machine_of(s)
+    seconds = float(prefill_seconds(s, machine, np.asarray(float(prompt)), np.asarray((prompt + 1) / 2)))
+    seconds += float(machine.terms["prefill_host"]) if led else 0.0
+    m = simulate(server_of(s, machine, concurrency=1), requests((0, prompt, 1)), compiled=compiled).metrics
+    assert m.latencies["ttft"].mean == pytest.approx(seconds * 1e3, rel=1e-5)  # type: ignore[union-attr]
+    if prompt > 1:
+        closed = steady_server(s, machine, Mean(prompt, 50))
+        assert float(closed.at(1e-9).ttft_s[0]) == pytest.approx(seconds, rel=1e-5)
 
 
 def test_one_speculative_request_is_the_closed_form() -> None:
@@ -186,7 +215,7 @@ def test_a_long_prompt_is_prefilled_in_chunks() -> None:
     m = simulate(server_of(s, machine, chunk_tokens=1000), requests((0, 2500, 1))).metrics
     tokens, cached = np.array([1000.0, 1000.0, 500.0]), np.array([0.0, 1000.0, 2000.0])
     steps = prefill_seconds(s, machine, tokens, cached + (tokens + 1) / 2)
-    lead = lead_seconds(s, machine)
+    lead = float(lead_seconds(s, machine, np.asarray(1000.0)))
     assert lead == machine.terms["prefill_host"] > steps[0]
     first = lead + steps[0]  # the step that the second runs beside
     seconds = first + max(lead - first, 0.0) + steps[1] + max(lead - steps[1], 0.0) + steps[2]
