@@ -529,7 +529,7 @@ def _sglang_prefill_graphs(read: _Reader) -> dict[str, Any]:
     prefill = prefill if isinstance(prefill, dict) else {}
     flag = "--cuda-graph-backend-prefill"
     given = {name: kind for name, kind in _PREFILL_BACKENDS.items() if read.on(name)}
-    given |= {flag: read.text(flag)} if read.on(flag) else {}
+    given |= {flag: str(read.text(flag))} if read.on(flag) else {}
     backend = prefill.get("backend")
     if backend is None and read.release < (0, 5, 14):  # switches of their own: that which enforces wins
         backend = next(
