@@ -44,6 +44,8 @@ EAGLE-3, sgl-project/SpecForge issue 339) is best met by 0.19 (0.04 tokens rms);
 0.25 the worst of the eight is 10 % short."""
 
 _TABLE = 2**14 + 1  # nodes of the table that inverts tree lengths: error of a rate below 1e-7
+_BENT = 1e-6  # second difference of lengths in the table beyond which a straight line errs by more than 1e-7 or so
+_FINER = 64  # parts of a cell beside a bend
 
 
 # Chains
@@ -200,13 +202,25 @@ def _invert_tree(length: Array, steps: int, topk: int, draft_tokens: int) -> Arr
 @functools.lru_cache(maxsize=32)
 def _tree_table(steps: int, topk: int, draft_tokens: int) -> tuple[Array, Array]:
     alphas = np.linspace(0.0, 1.0, _TABLE)
-    lengths = np.ones(_TABLE)
+    lengths = _tree_lengths(alphas, steps, topk, draft_tokens)
+    # The length bends where ranks become alike or a tree takes other nodes: cells beside a bend are cut finer.
+    bent = np.abs(np.diff(lengths, 2)) > _BENT
+    cells = np.flatnonzero(np.append(bent, False) | np.append(False, bent))
+    finer = (alphas[cells][:, None] + np.arange(1, _FINER) / _FINER * (alphas[1] - alphas[0])).reshape(-1)
+    alphas = np.concatenate([alphas, finer])
+    lengths = np.concatenate([lengths, _tree_lengths(finer, steps, topk, draft_tokens)])
+    order = np.argsort(alphas)
+    return alphas[order], np.maximum.accumulate(lengths[order])
+
+
+def _tree_lengths(alphas: Array, steps: int, topk: int, draft_tokens: int) -> Array:
+    lengths = np.ones(alphas.shape)
     candidates = topk + (steps - 1) * topk * topk
-    for part in np.array_split(
-        np.arange(_TABLE), min(_TABLE, 16 + _TABLE * candidates // 2**22)
-    ):  # keeps wide trees in memory
-        lengths[part] += _tree_survival([rank_rates(alphas[part], topk)] * steps, topk, draft_tokens).sum(axis=-1)
-    return alphas, np.maximum.accumulate(lengths)
+    parts = min(max(len(alphas), 1), 16 + len(alphas) * candidates // 2**22)  # keeps wide trees in memory
+    for part in np.array_split(np.arange(len(alphas)), parts):
+        if len(part):
+            lengths[part] += _tree_survival([rank_rates(alphas[part], topk)] * steps, topk, draft_tokens).sum(axis=-1)
+    return lengths
 
 
 # The class

@@ -211,7 +211,7 @@ def remedies(found: Posterior, seed: int = 0) -> list[Remedy]:
     out = []
     for m in track(MENDS, "remedies"):
         weight = sum(found.weights[h] for h in m.helps)
-        if weight < WORTH:
+        if weight < WORTH or (m.id == "admit-more" and np.all(running >= b)):  # none is kept waiting
             continue
         graphs = replace(s, eager=frozenset()) if m.id == "graph-for-verify" and s.eager else s  # one flag for all
         after = mixture.price(cycle, m.helps, found.boxes.of(graphs))
