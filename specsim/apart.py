@@ -20,7 +20,7 @@ import numpy as np
 
 from specsim.engine_fit import EAGER_SPREAD, MODEL_SPREAD, Array, Case
 from specsim.forward import experts_class
-from specsim.machine import priced_as
+from specsim.machine import positive, priced_as
 from specsim.models import Experts
 from specsim.profiles import Profile
 from specsim.provenance import classes_of, read_by
@@ -84,14 +84,15 @@ def _sizes(experts: Experts, s: Scenario) -> dict[str, float]:
 def _calibrated(name: str, box: Profile) -> dict[str, tuple[float, float]]:
     """The range of each of SIZES in the samples of a class; {} where the profile keeps none."""
     table = box.samples.get(name)
-    if not isinstance(table, Mapping) or not {"columns", "rows"} <= table.keys():
+    if not isinstance(table, Mapping) or not isinstance(table.get("rows"), list):
         return {}
-    columns = str(table["columns"]).split()
+    columns = str(table.get("columns")).split()
     if not set(SIZES) <= set(columns):
         return {}
     rows = [str(row).split() for row in table["rows"]]
-    values = {n: [float(row[columns.index(n)]) for row in rows if len(row) == len(columns)] for n in SIZES}
-    return {n: (min(v), max(v)) for n, v in values.items() if v}
+    sizes = [[positive(row[columns.index(n)]) for n in SIZES] for row in rows if len(row) == len(columns)]
+    known = [of_a_row for of_a_row in sizes if all(of_a_row)]
+    return {n: (min(v), max(v)) for n, v in zip(SIZES, zip(*known, strict=True), strict=False)}
 
 
 def standing_apart(cases: Sequence[Case], terms: Mapping[str, Array]) -> dict[str, float]:

@@ -266,7 +266,7 @@ def _own_shapes(
     whole = [r for r in cells if len(r) == len(columns) and (spread is None or r[spread] == "uniform")]
     if not whole:
         return {}
-    values = np.asarray([numbers for r in whole if min(numbers := [_positive(r[place]) for place in places]) > 0])
+    values = np.asarray([numbers for r in whole if min(numbers := [positive(r[place]) for place in places]) > 0])
     if not len(values):
         return {}
     widths, (rows, nbytes, median_us) = values[:, : -len(SAMPLED)], values[:, -len(SAMPLED) :].T
@@ -295,7 +295,7 @@ def _own_shapes(
     }
 
 
-def _positive(text: str) -> float:
+def positive(text: str) -> float:
     """A finite number above 0; of all else that an edited profile may hold, 0."""
     try:
         number = float(text)

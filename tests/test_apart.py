@@ -79,9 +79,12 @@ def test_an_all_reduce_from_a_table_counts_where_it_is_used() -> None:
         (["64 512 1"], 2, True),
         (["128 512 1"], 1, True),  # fewer than any
         (["torn"], 1, False),  # a profile without the sizes says nothing
+        (["64 wide 1", "nan 768 1"], 1, False),  # nor one without their numbers
+        ("64 768 1", 1, False),
+        (None, 1, False),
     ],
 )
-def test_experts_are_held_against_the_sizes_that_were_calibrated(rows: list[str], tp: int, aside: bool) -> None:
+def test_experts_are_held_against_the_sizes_that_were_calibrated(rows: Any, tp: int, aside: bool) -> None:
     """builders.moe: 64 experts of width 512."""
     samples = {"moe_int4": {"columns": "experts intermediate median_us", "rows": rows}}
     found = set_aside([case("experts", builders.moe(), box(samples), tp=tp)])
