@@ -88,13 +88,22 @@ def limits(environment: Mapping[str, Any]) -> dict[str, Any]:
         "disable_overlap_schedule": "disable_overlap",
     }
     found = {option: environment[name] for name, option in names.items() if environment.get(name) is not None}
-    decode = (environment.get("cuda_graph_config") or {}).get("decode") or {}
-    if decode.get("bs") and decode.get("backend") != "disabled":
+    graphs = environment.get("cuda_graph_config")
+    phases = graphs if isinstance(graphs, Mapping) else {}
+    decode, prefill = (p if isinstance(p := phases.get(name), Mapping) else {} for name in ("decode", "prefill"))
+    if _sizes(decode) and decode.get("backend") != "disabled":
         found["captured_sizes"] = decode["bs"]
-    prefill = (environment.get("cuda_graph_config") or {}).get("prefill") or {}
-    if prefill.get("bs"):
-        found |= {"prefill_graphs": prefill.get("backend") != "disabled", "prefill_graph_sizes": prefill["bs"]}
+    if _sizes(prefill) or prefill.get("backend") == "disabled":
+        found["prefill_graphs"] = prefill.get("backend") != "disabled"
+    if _sizes(prefill):
+        found["prefill_graph_sizes"] = prefill["bs"]
     return found
+
+
+def _sizes(phase: Mapping[str, Any]) -> bool:
+    """Whether a phase's configuration says which sizes were captured."""
+    sizes = phase.get("bs")
+    return isinstance(sizes, list) and bool(sizes) and all(isinstance(n, int) and n > 0 for n in sizes)
 
 
 def server_for(run: LoadRun, s: Scenario, machine: Machine, added: Added) -> Server:

@@ -473,6 +473,10 @@ def test_the_simulator_is_told_the_servers_limits() -> None:
     for backend, on in (("breakable", True), ("disabled", False)):
         told["cuda_graph_config"] = {"prefill": {"backend": backend, "bs": [4, 8]}}
         assert load_replay.limits(told) == wanted | {"prefill_graphs": on, "prefill_graph_sizes": [4, 8]}
+    told["cuda_graph_config"] = {"prefill": {"backend": "disabled"}}
+    assert load_replay.limits(told) == wanted | {"prefill_graphs": False}
+    for nothing in (None, "default", {"prefill": "x", "decode": 5}, {"prefill": {"bs": "4"}, "decode": {"bs": [None]}}):
+        assert load_replay.limits({**told, "cuda_graph_config": nothing}) == wanted
 
 
 def test_a_run_with_failures_is_left_out() -> None:
