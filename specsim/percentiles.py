@@ -80,6 +80,8 @@ def draw(server: Server, rate: float) -> tuple[Array, Array]:
     ttft = ttft + server.lead_s * idle
 
     answer, mean = server.requests.output_tokens, float(server.at(rate).tpot_s[0])
+    if not mean:  # answers of one token have no time between tokens
+        return ttft, np.zeros_like(ttft)
     after = np.maximum(answer * _gamma(1.0, server.requests.output_cv2, next(at)) - 1, 1.0)  # tokens after the first
     base = max(mean - behind.mean() / max(answer - 1, 1.0), LEAST * mean)
     work = np.clip(prefills.work[0], 0.0, MOST_WORK)

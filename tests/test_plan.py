@@ -192,6 +192,8 @@ def test_percentiles_by_hand():
     assert found.p99_ttft_s == pytest.approx(1.01 * math.log(50.5) / 0.495, rel=0.02)
     assert found.p99_tpot_s is None
     assert percentiles(alone, 1.0) is None
+    one = percentiles(bare([0.01] * 60, output_tokens=1), 1.0)  # the first token is all: no time between tokens
+    assert (one.p50_tpot_s, one.p99_tpot_s) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize(("d", "engine", "given_"), [(1, "sglang", 2000), (4, "vllm", 1000)])
