@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import lru_cache
@@ -56,8 +56,10 @@ class Launch:
         """Raises InputError for a misspelt flag that costs depend on: the engine refuses it, and without it the scenario is
         another. A flag that is only unknown may be one of a newer release."""
         for flag, meant in self.slips:
-            named = {"sglang": "SGLang", "vllm": "vLLM"}[self.engine]
-            raise InputError(f"{flag} is no flag of {named}", where=where, mend=f"did you mean {meant}?")
+            named = {"sglang": "SGLang", "vllm": "vLLM"}
+            other = next((name for engine, name in named.items() if meant == f"--{engine}-args"), "")
+            mend = f"it is one of {other}: give the line with {meant}" if other else f"did you mean {meant}?"
+            raise InputError(f"{flag} is no flag of {named[self.engine]}", where=where, mend=mend)
 
 
 @dataclass
@@ -112,8 +114,14 @@ def read_launch(
     )
     unknown = list(dict.fromkeys(unknown))
     other_names = [alias for alias, name in command_line(engine)["aliases"].items() if name in read.looked_for]
+    own = [
+        name for name in sorted(read.looked_for) if name in read_flags(engine)
+    ]  # some are looked for on any engine's line
+    others = [other for other in ENGINES if other != engine]
     slips = tuple(
-        (flag, meant) for flag in unknown if (meant := _meant(flag, [*sorted(read.looked_for), *other_names]))
+        (flag, meant)
+        for flag in unknown
+        if (meant := _of_another(flag, others, read.looked_for) or _meant(flag, [*own, *other_names]))
     )
     return Launch(engine, options, tuple(unknown), said, flags, slips)
 
@@ -254,6 +262,11 @@ def _full_name(engine: str, flag: str) -> tuple[str | None, str]:
     if len(longer) > 1:
         return None, f"{flag} is ambiguous: {', '.join(longer[:6])}; the engine refuses it"
     return (longer[0] if longer else None), ""
+
+
+def _of_another(flag: str, others: Iterable[str], looked_for: Collection[str]) -> str | None:
+    """The option for the line of an engine that has this flag, where costs depend on it."""
+    return next((f"--{other}-args" for other in others if flag in looked_for and flag in read_flags(other)), None)
 
 
 def _meant(flag: str, looked_for: Sequence[str]) -> str | None:

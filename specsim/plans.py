@@ -244,6 +244,10 @@ def plan(
         prefer = None if best.ranges else best.draft_tokens - 1
         at = list(dict.fromkeys([context, *contexts]))
         found = policies(s, machine, lengths, at, hysteresis, prefer)
+    if any(c.scenario.options.get("disable_overlap") for c in ordered):
+        warnings.append(
+            "without overlapped scheduling a first token waits less than is said here, by up to a third: see --simulate"
+        )
     said = tuple(dict.fromkeys(warnings))
     return Plan(
         rate, requests, targets, ordered, _interval(best), tuple(made), tuple(found), speedup=speedup, warnings=said

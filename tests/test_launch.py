@@ -128,6 +128,15 @@ class TestForms:
         with pytest.raises(InputError, match="is no flag of"):
             scenario(**{f"{engine}_args": f"Qwen3-8B {flag}" if engine == "vllm" else f"--model Qwen3-8B {flag}"})
 
+    def test_the_line_of_another_engine_is_told_for_what_it_is(self) -> None:
+        """`--model-path` is a flag of SGLang, and nothing like it is one of vLLM."""
+        with pytest.raises(
+            InputError, match="--model-path is no flag of vLLM; it is one of SGLang: give the line with --sglang-args"
+        ):
+            scenario(vllm_args="--model-path Qwen/Qwen3-8B")
+        with pytest.raises(InputError, match="--tp-size is no flag of vLLM"):
+            scenario(vllm_args="Qwen/Qwen3-8B --tp-size 4")
+
     def test_ambiguous_abbreviations(self) -> None:
         launch = read_launch("sglang", "--speculative-num 3")
         assert launch.unknown == ("--speculative-num",)
