@@ -353,10 +353,13 @@ class Own:
 
     FADED: ClassVar[float] = 4.0
 
+    @cached_property
+    def _line(self) -> tuple[Array, Array]:
+        return np.append(self.rows, self.rows[-1] * self.FADED), np.append(self.factor, 1.0)
+
     def at(self, rows: Array) -> Array:
         """Factors at numbers of rows."""
-        beyond = self.rows[-1] * self.FADED
-        found: Array = np.interp(rows, np.append(self.rows, beyond), np.append(self.factor, 1.0))
+        found: Array = np.interp(rows, *self._line)
         return found
 
 
