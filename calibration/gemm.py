@@ -126,8 +126,6 @@ def run(context: Context, case: Case) -> Measurement:
     if rows < SUSTAINED_ROWS:
         return in_graph(context, calls)
     measured = in_place(context, calls, lambda alone_s: pauses(context, alone_s * PAUSE), warm_s=SUSTAINED_S)
-    extras = {
-        **measured.extras,
-        "burst": measured.extras["alone"],
-    }  # products of fewer rows are back to back: one class of both
-    return replace(measured, extras={k: v for k, v in extras.items() if k != "alone"})
+    # Not "alone", which would leave out the products of fewer rows: those are back to back, and one class is of both.
+    extras = {("burst" if name == "alone" else name): value for name, value in measured.extras.items()}
+    return replace(measured, extras=extras)

@@ -114,9 +114,8 @@ def read_launch(
     )
     unknown = list(dict.fromkeys(unknown))
     other_names = [alias for alias, name in command_line(engine)["aliases"].items() if name in read.looked_for]
-    own = [
-        name for name in sorted(read.looked_for) if name in read_flags(engine)
-    ]  # some are looked for on any engine's line
+    # Some are looked for on any engine's line.
+    own = [name for name in sorted(read.looked_for) if name in read_flags(engine)]
     others = [other for other in ENGINES if other != engine]
     slips = tuple(
         (flag, meant)
@@ -508,10 +507,7 @@ def _sglang_graphs(read: _Reader) -> dict[str, Any]:
     backend = decode.get("backend") or read.text("--cuda-graph-backend-decode")
     off = read.on("--disable-cuda-graph") or read.on("--disable-decode-cuda-graph")
     sizes = decode.get("bs") or read.wholes("--cuda-graph-bs-decode")
-    if sizes is not None:
-        if not isinstance(sizes, list) or not sizes:
-            raise InputError("decode.bs is not a list", where="--cuda-graph-config", mend="give whole numbers")
-        sizes = sorted({_whole(size, "--cuda-graph-config", 1) for size in sizes})
+    sizes = _captured(sizes, "decode")
     largest = read.whole("--cuda-graph-max-bs-decode")
     if decode.get("max_bs") is not None:
         largest = _whole(decode["max_bs"], "--cuda-graph-config", 1)
@@ -526,6 +522,15 @@ def _sglang_graphs(read: _Reader) -> dict[str, Any]:
     if disabled:
         read.note("CUDA graphs are off: decode, draft, verify and draft extend are all launched kernel by kernel")
     return _present({"cuda_graph_max_bs": largest, "captured_sizes": sizes, "disable_cuda_graph": disabled or None})
+
+
+def _captured(sizes: Any, phase: str) -> list[int] | None:
+    """Sizes that a phase of --cuda-graph-config or a flag lists, ascending; None where neither does. Raises InputError."""
+    if sizes is None:
+        return None
+    if not isinstance(sizes, list) or not sizes:
+        raise InputError(f"{phase}.bs is not a list", where="--cuda-graph-config", mend="give whole numbers")
+    return sorted({_whole(size, "--cuda-graph-config", 1) for size in sizes})
 
 
 # Flags that stand for a --cuda-graph-backend-prefill.
@@ -558,10 +563,7 @@ def _sglang_prefill_graphs(read: _Reader) -> dict[str, Any]:
     off = [read.on(flag) for flag in ("--disable-cuda-graph", "--disable-prefill-cuda-graph")]
     flags = (read.wholes("--cuda-graph-bs-prefill"), read.wholes("--piecewise-cuda-graph-tokens"))
     sizes = prefill["bs"] if prefill.get("bs") is not None else flags[0] or flags[1]
-    if sizes is not None:
-        if not isinstance(sizes, list) or not sizes:
-            raise InputError("prefill.bs is not a list", where="--cuda-graph-config", mend="give whole numbers")
-        sizes = sorted({_whole(size, "--cuda-graph-config", 1) for size in sizes})
+    sizes = _captured(sizes, "prefill")
     most = [read.whole(flag) for flag in ("--cuda-graph-max-bs-prefill", "--piecewise-cuda-graph-max-tokens")]
     largest = _whole(prefill["max_bs"], "--cuda-graph-config", 1) if prefill.get("max_bs") is not None else None
     on = backend != "disabled" if backend else False if any(off) else None
