@@ -48,11 +48,12 @@ def choice_rows(document: Document) -> list[dict[str, Any]]:
     out = []
     for i, c in enumerate(choices):
         words = {"hardware": c["hardware"], "tp": f"TP {c['tp']}", "ep": f"EP {c['ep']}"}
-        box = ", ".join(words[key] for key in words if several[key] or key == "tp")
+        capped = [f"at most {c['max_running_requests']:,} running"] if c.get("max_running_requests") else []
+        box = ", ".join([*(words[key] for key in words if several[key] or key == "tp"), *capped])
         varies = bool(c.get("by_batch"))  # the draft length follows the batch
         setting = "off" if c["method"] == "none" else "by batch" if varies else f"{c['draft_tokens']} draft tokens"
         kind = "the best" if i == 0 and c["meets_targets"] else "off" if setting == "off" else "speculation"
-        name = ", ".join([*(words[key] for key in words if several[key]), setting])
+        name = ", ".join([*(words[key] for key in words if several[key]), setting, *capped])
         out.append({**c, "name": name, "box": box, "setting": setting, "kind": kind, "words": _words(c)})
     return out
 
@@ -100,7 +101,7 @@ def choices_chart(document: Document) -> Chart:
     spec = spec_of(shown, about, layers, height=max(60, 30 * len(shown)))
     columns = {"hardware": "hardware", "tp": "TP", "setting": "draft tokens", "meets_targets": "meets the targets", "replicas": "replicas", "gpus": "GPUs", "tpot_ms": "TPOT, ms",
                "ttft_ms": "TTFT, ms", "headroom": "headroom", "rate_per_replica": "requests/s a replica", "cost_per_million_output_tokens": "price of a million output tokens",
-               "problem": "problem"}  # fmt: skip
+               "max_running_requests": "running at most", "problem": "problem"}  # fmt: skip
     return Chart("choices", "What each choice takes", about, spec, table_of(rows, columns))
 
 

@@ -145,7 +145,7 @@ class Planned(Shown):
         """One sentence: what serves the load, or what misses its targets least."""
         found, best = self.plan, self.plan.best
         words = {"off": "no speculation", "by batch": "draft tokens by batch"}
-        where = f"{best.scenario.profile.name}, TP {best.scenario.parallel.tp}, {words.get(best.setting, f'{best.setting} draft tokens')}"  # fmt: skip
+        where = f"{best.scenario.profile.name}, TP {best.scenario.parallel.tp}, {words.get(best.setting, f'{best.setting} draft tokens')}{at_most(best)}"  # fmt: skip
         p = best.point
         if not found.met:
             limits = [f"{name} {limit:g} ms" for name, limit in (("TTFT", found.targets.ttft_ms), ("TPOT", found.targets.tpot_ms)) if limit is not None]  # fmt: skip
@@ -245,6 +245,11 @@ def plan(model: AModel | None = None, /, **options: Any) -> Planned:
 def missed(c: Choice) -> str:
     """By how far a choice misses its targets, in words."""
     return f"{c.miss - 1:.0%} off" if c.miss < 2 else f"{short(c.miss, 3)} times"
+
+
+def at_most(c: Choice) -> str:
+    """The plan's own cap on running requests, in words."""
+    return f", at most {c.most:,} running" if c.most else ""
 
 
 def room(c: Choice, rate: float) -> str:

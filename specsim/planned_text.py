@@ -47,16 +47,17 @@ def page(p: Planned) -> Page:
 def _choices(p: Planned) -> Grid:
     price = p.wanted.price_per_gpu_hour
     cost = () if price is None else (">cost/M",)
-    heads = ("hardware", ">TP", ">EP", ">draft tokens", ">GPUs", ">replicas", ">req/s each", ">TPOT ms", ">TTFT ms", ">batch", ">spare", *cost)  # fmt: skip
+    heads = ("hardware", ">TP", ">EP", ">draft tokens", ">cap", ">GPUs", ">replicas", ">req/s each", ">TPOT ms", ">TTFT ms", ">batch", ">spare", *cost)  # fmt: skip
     rows = [_row(c, p) for c in p.plan.choices[:SHOWN]]
-    if all(row[2] == "1" for row in rows):
-        heads, rows = (*heads[:2], *heads[3:]), [(*row[:2], *row[3:]) for row in rows]
-    return grid(heads, rows, keys=heads.index(">draft tokens") + 1)
+    for at, usual in ((4, ""), (2, "1")):  # no cap on running requests; EP 1
+        if all(row[at] == usual for row in rows):
+            heads, rows = (*heads[:at], *heads[at + 1 :]), [(*row[:at], *row[at + 1 :]) for row in rows]
+    return grid(heads, rows, keys=heads.index(">GPUs"))
 
 
 def _row(c: Choice, p: Planned) -> tuple[str, ...]:
     s, price = c.scenario, p.wanted.price_per_gpu_hour
-    row = (s.profile.name, str(s.parallel.tp), str(s.parallel.ep), c.setting)
+    row = (s.profile.name, str(s.parallel.tp), str(s.parallel.ep), c.setting, f"{c.most:,}" if c.most else "")
     if c.server is None:
         return (*row, "does not fit")
     at = c.point

@@ -25,8 +25,9 @@ from specsim.prediction import SAMPLES, machine_of
 from specsim.progress import track
 from specsim.quantities import Quantity, short, six
 from specsim.scenarios import Scenario
-from specsim.simulation_costs import Ranges, lanes, longest, rows_of, step_seconds
+from specsim.simulation_costs import Ranges, lanes, limited, longest, rows_of, step_seconds
 from specsim.steady import Requests, Server
+from specsim.two_states import two_states
 
 Array = NDArray[np.float64]
 GRID = 20  # points of a search, and as many between two of them: replicas and accept rates are exact to 0.25 %
@@ -67,6 +68,7 @@ class Choice:
     point: steady.Point | None = None
     problem: str = ""
     ranges: Ranges = ()
+    most: int | None = None  # running requests that the scenario is capped at by the plan
 
     @property
     def draft_tokens(self) -> int:
@@ -75,6 +77,7 @@ class Choice:
 
     @property
     def setting(self) -> str:
+        """What drafts, in words."""
         if self.ranges:
             return "by batch"
         return "off" if self.scenario.method == "none" else str(self.draft_tokens)
@@ -106,6 +109,7 @@ class Choice:
             "method": s.method,
             "draft_tokens": self.draft_tokens,
             "by_batch": [list(r) for r in self.ranges] or None,
+            "max_running_requests": self.most,
             "meets_targets": met,
             "replicas": self.replicas if met else None,
             "gpus": self.gpus if met else None,
@@ -186,7 +190,8 @@ def plan(
     drafting: of the best choice's scenario, one on the same GPUs that speculates, for the targets of drafters at
     `draft_tokens`. headroom: share by which the rate may grow before a target is missed. hysteresis: what a draft length that
     follows the batch must bring over one that does not; `contexts`: other contexts to give policies for. Scenarios that cannot
-    be built are noted; those that do not fit become choices with a `problem`. Raises InputError when none can serve at all, for
+    be built are noted; those that do not fit become choices with a `problem`. Where decoding is slower beyond some number of running
+    requests (no graph holds more) a cap there is a choice of its own, if it takes fewer GPUs or is faster by the hysteresis. Raises InputError when none can serve at all, for
     rates and sizes out of range, for speculation without acceptance, and when the load takes more than `max_gpus` GPUs.
     """
     _check(rate, requests, speedup, headroom, hysteresis)
@@ -221,6 +226,10 @@ def plan(
         for policy in policies(s, machine, lengths, [context], hysteresis):
             if len(policy.rising) > 1:
                 choices.append(_choice(s, machine, rate, requests, targets, headroom, policy.rising))
+    for c in list(choices):
+        capped = _capped(c, rate, targets, headroom)
+        if capped is not None and _order(capped, hysteresis) < _order(c, hysteresis):
+            choices.append(capped)
     ordered = tuple(sorted(choices, key=lambda c: _order(c, hysteresis)))
     best = ordered[0]
     if best.replicas and max_gpus is not None and best.gpus > max_gpus:
@@ -248,6 +257,9 @@ def plan(
         warnings.append(
             "without overlapped scheduling a first token waits less than is said here, by up to a third: see --simulate"
         )
+    states = two_states(best.server, rate / best.replicas) if best.server is not None and best.replicas else None
+    if states is not None:
+        warnings.append(states.note(best.scenario.engine.name))
     said = tuple(dict.fromkeys(warnings))
     return Plan(
         rate, requests, targets, ordered, _interval(best), tuple(made), tuple(found), speedup=speedup, warnings=said
@@ -303,10 +315,11 @@ def _check(rate: float, requests: Requests, speedup: float, headroom: float, hys
 
 def _order(c: Choice, hysteresis: float) -> tuple[Any, ...]:
     """Fewest GPUs first, then the fastest; what misses its targets last, the nearest miss first. A draft length that follows
-    the batch must be faster by more than the hysteresis."""
+    the batch, and a cap on running requests, must each be faster by more than the hysteresis."""
     if not c.replicas or c.point is None:
         return (True, c.miss, 0.0, c.draft_tokens)
-    return (False, c.gpus, float(c.point.tpot_s[0]) * (1 + hysteresis * bool(c.ranges)), c.draft_tokens)
+    handicap = 1 + hysteresis * (bool(c.ranges) + bool(c.most))
+    return (False, c.gpus, float(c.point.tpot_s[0]) * handicap, c.draft_tokens)
 
 
 def _choice(
@@ -322,14 +335,31 @@ def _choice(
         server = steady.server_of(s, machine, requests, ranges)
     except InputError as error:
         return Choice(s, None, problem=str(error), ranges=ranges)
+    return _serving(Choice(s, server, ranges=ranges), server, rate, targets, headroom)
+
+
+def _capped(c: Choice, rate: float, targets: Targets, headroom: float) -> Choice | None:
+    """The choice with no more running than decode at full pace; None where that is all of them, or it
+    was said how many run."""
+    asked = "max_running_requests" in c.scenario.options
+    if c.server is None or asked or c.server.crest == c.server.most_running:
+        return None
+    most = c.server.crest
+    s = limited(c.scenario, most)
+    return _serving(replace(c, scenario=s, most=most), c.server.capped(most), rate, targets, headroom)
+
+
+def _serving(c: Choice, server: Server, rate: float, targets: Targets, headroom: float) -> Choice:
+    """The choice, with this server and what it does under the load."""
     capacity = float(server.capacity())
     each = capacity * _reach(lambda share: targets.miss(server.at(share * capacity)) <= 1)
     unloaded = server.at(capacity / GRID**2)
     miss = float(targets.miss(unloaded)[0])
+    c = replace(c, server=server, capacity=capacity, rate_each=each, miss=miss, replicas=0, point=unloaded)
     if not each:
-        return Choice(s, server, capacity, miss=miss, point=unloaded, ranges=ranges)
+        return c
     replicas = math.ceil(rate * (1 + headroom) / each * (1 - 1e-12))
-    return Choice(s, server, capacity, each, miss, replicas, server.at(rate / replicas), ranges=ranges)
+    return replace(c, replicas=replicas, point=server.at(rate / replicas))
 
 
 def _reach(good: Callable[[Array], NDArray[np.bool_]]) -> float:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from specsim import steady
 from specsim.asked import AModel, check_fields, check_numbers, scenario, with_model
 from specsim.errors import InputError
 from specsim.launch_lines import read_ranges
@@ -19,9 +20,8 @@ from specsim.quantities import short
 from specsim.scenarios import Scenario
 from specsim.simulation import Simulation
 from specsim.simulation import simulate as run_through
-from specsim.simulation_costs import Ranges, Server, server_of
-from specsim.steady import Requests as Mean
-from specsim.steady import server_of as steady_server
+from specsim.simulation_costs import Ranges, Server, running_flag, server_of
+from specsim.two_states import two_states
 from specsim.workload import BLOCK, Lengths, Requests, Trace, synthetic
 
 REQUESTS, INPUT, OUTPUT = 1000, 1024, 256
@@ -220,6 +220,7 @@ def simulate(model: AModel | None = None, /, *, times: int = 1, **options: Any) 
         ranges=ranges,
     )
     requests = load.requests()
+    states = None
     if isinstance(requests, Trace):
         first = next(iter(requests))  # of a longer trace it is not known how long it is
         steps = math.inf if len(first) == BLOCK else float(first.output_tokens.sum()) / server.accept_length
@@ -227,9 +228,13 @@ def simulate(model: AModel | None = None, /, *, times: int = 1, **options: Any) 
         inputs, outputs = load.lengths
         steps = load.count * outputs.mean / server.accept_length
         if load.open_rate is not None:
-            mean = Mean(inputs.mean, outputs.mean, inputs.cv2, outputs.cv2, load.prefix_rate)
-            replica = steady_server(s, machine, mean, ranges, chunk_tokens=load.chunk_tokens)
-            check_rate(load.open_rate, float(replace(replica, memory=None).capacity(server.accept_length)))
+            mean = steady.Requests(inputs.mean, outputs.mean, inputs.cv2, outputs.cv2, load.prefix_rate)
+            replica = steady.server_of(s, machine, mean, ranges, chunk_tokens=load.chunk_tokens)
+            gained = server.accept_lengths[1 : replica.most_running + 1]
+            replica = replace(replica, memory=None, accept_length=gained)
+            check_rate(load.open_rate, replica, s.engine.name)
+            states = two_states(replica, load.open_rate)
+    of_states = () if states is None else (states.note(s.engine.name),)
     targets = {"ttft": load.ttft_ms, "tpot": load.tpot_ms, "e2e_latency": load.e2e_ms}
     run = run_through(
         server,
@@ -240,16 +245,23 @@ def simulate(model: AModel | None = None, /, *, times: int = 1, **options: Any) 
         compiled=False if steps * times < SMALL else None,
         count=load.count if load.trace is None else 0,
     )
-    return Simulated(s, load, server, run, ranges, (*s.warnings, *run.warnings, *_notes(requests, run, steps)))
+    return Simulated(
+        s, load, server, run, ranges, (*s.warnings, *run.warnings, *_notes(requests, run, steps), *of_states)
+    )
 
 
-def check_rate(rate: float, limit: float) -> None:
-    """Raise InputError when requests come faster than the server completes them at best."""
+def check_rate(rate: float, replica: steady.Server, engine: str) -> None:
+    """Raise InputError when requests come faster than a server completes them at best, and name a cap with which it completes more."""
+    limit = float(replica.capacity())
     if rate > limit:
+        capped = float(replica.capped(replica.crest).capacity())
+        mend = "lower it, or give --concurrency for a closed loop"
+        if capped > limit:
+            mend = f"lower it, or launch with {running_flag(engine)} {replica.crest}, up to which decoding keeps its pace: {short(capped)}"
         raise InputError(
             f"this load cannot be served, the limit is {short(limit)} requests a second",
             where=f"--rate {rate:g}",
-            mend="lower it, or give --concurrency for a closed loop",
+            mend=mend,
         )
 
 

@@ -23,7 +23,7 @@ wait, by Pollaczek-Khinchine. Little's law gives times from numbers. Nothing is 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -55,6 +55,7 @@ MOST_RUNNING = 4096  # running requests that are looked at; engines admit fewer 
 SETTLED = 5  # rounds after which the number that a full memory holds stands still
 BEYOND = 8  # times as many prompts as fit a step that are looked at
 SEEN = 24  # batches at which prefills are looked at
+SLOWER = 0.1  # share of the tokens a second that is lost beyond the largest graph, to speak of it
 NODES = 16  # lengths of prompts that are looked at, where they vary
 INSTANT = 1e-9  # of a step: how long nothing lasts
 MOST_WORK = 1 - 1e-6  # share of time that prefill takes
@@ -109,7 +110,8 @@ class Server:
     mixing: what a prefill step saves by riding in a decode step, where the engine mixes them (vLLM), and budget: tokens of such a
     step, of which a sequence takes `rows` and a prompt `prompt`. late: a place that falls free while requests wait is filled one
     step later (SGLang). spread: variance of a prompt's prefill over the square of its mean; None: that of its tokens. memory:
-    a KV cache that is full before all places are taken, where the engine then preempts. lead_s: host time before a prefill while
+    a KV cache that is full before all places are taken, where the engine then preempts. graphs: the largest batch that has a graph, by
+    draft length. lead_s: host time before a prefill while
     no step runs. scatter: variance of the tokens of a cycle over the square of their mean."""
 
     requests: Requests
@@ -126,6 +128,7 @@ class Server:
     late: bool = False
     spread: float | None = None
     memory: FullMemory | None = None
+    graphs: tuple[int, ...] = ()
     lead_s: float = 0.0
     scatter: float = 0.0
 
@@ -182,20 +185,39 @@ class Server:
         """Seconds that the steps of a prefill of `group` prompts save by riding in decode steps of `running` sequences."""
         return np.zeros_like(running) if self.mixing is None else self.chunks * self.mixing.saved(running, group)
 
+    @property
+    def crest(self) -> int:
+        """Sequences beyond which decoding has no graph, and at first is so much slower that fewer tokens come a second, by a tenth
+        at least. All of them where there is no such number."""
+        pace = np.arange(1, len(self.step) + 1) * self.accept_length / self.step
+        least = np.minimum.accumulate(pace[::-1])[::-1]  # from there on
+        lost = {n: 1 - least[n - 1] / pace[n - 1] for n in self.graphs if n < len(self.step)}
+        found = max(lost, key=lambda n: lost[n], default=0)
+        return found if found and lost[found] > SLOWER else len(self.step)
+
+    def capped(self, places: int) -> Server:
+        """The server with so many places, fewer than it has."""
+        if places >= len(self.step):
+            return self
+        gained = np.broadcast_to(self.accept_length, self.step.shape)[:places]
+        return replace(self, step=self.step[:places], accept_length=gained, memory=None)
+
     def at(self, rate: ArrayLike, accept_length: ArrayLike | None = None) -> Point:
         """The steady state at arrival rates (requests a second) and accept lengths, which broadcast to one axis."""
-        steps = np.atleast_2d(self._steps(accept_length))
         r = np.atleast_1d(np.asarray(rate, dtype=float))
-        r = np.broadcast_to(r, np.broadcast_shapes(r.shape, steps.shape[:1]))
-        state = self.state(r, accept_length)
-        n, prefills, held = state.decoding, state.prefills, state.held
+        steps = np.atleast_2d(self._steps(accept_length))
+        return self.point(self.state(np.broadcast_to(r, np.broadcast_shapes(r.shape, steps.shape[:1])), accept_length))
+
+    def point(self, state: State) -> Point:
+        """What requests see in a steady state."""
+        r, n, prefills, held = state.rate, state.decoding, state.prefills, state.held
 
         def mean(values: Array) -> Array:
             return np.asarray((held.weight * values).sum(axis=1))
 
         decoding = held.weight[:, 1:]
         running = (decoding * n).sum(axis=1) + mean(prefills.work * held.bunch)
-        taken = (decoding * steps).sum(axis=1) / np.maximum(decoding.sum(axis=1), 1e-300)
+        taken = (decoding * state.steps).sum(axis=1) / np.maximum(decoding.sum(axis=1), 1e-300)
         gained = max(self.requests.output_tokens - 1, 0.0)
         tpot = running / r * (1 - 1 / taken) / gained if gained else np.zeros_like(r)
         # One by one, as in an M/G/1 queue. A prompt with another before it and one behind ends within a step that is full.
@@ -219,7 +241,7 @@ class Server:
         prefills = self._prefills(r)
         limit = np.broadcast_to(self.capacity(accept_length), r.shape)
         each = kept * np.interp(n, places, self.step) / places
-        return State(n, prefills, _shared(r, prefills, each, limit, self))
+        return State(r, steps, n, each, prefills, _shared(r, prefills, each, limit, self))
 
     def _prefills(self, r: Array) -> _Prefills:
         """Prefills at rates r (p,), by how many decode: looked at for `SEEN` batches, and on straight lines between them."""
@@ -322,11 +344,29 @@ class _Shared:
 
 @dataclass(frozen=True)
 class State:
-    """decoding: sequences that decode while 1, 2, ... places are taken; and the rest of the steady state."""
+    """The steady state at rates r (p,), by how many places are taken. steps: that a request takes part in; decoding: sequences that decode
+    while 1, 2, ... places are taken, and each: seconds of decoding after which one of them leaves."""
 
+    rate: Array
+    steps: Array
     decoding: Array
+    each: Array
     prefills: _Prefills
     held: _Shared
+
+    def among(self, first: int, last: int) -> State:
+        """The state while `first` to `last` places are taken, both included."""
+        weight = np.zeros_like(self.held.weight)
+        weight[:, first : last + 1] = self.held.weight[:, first : last + 1]
+        total = np.maximum(weight.sum(axis=1), 1e-300)
+        waiting = self.held.waiting / total if last == weight.shape[1] - 1 else np.zeros_like(total)
+        return replace(self, held=replace(self.held, weight=weight / total[:, None], waiting=waiting))
+
+    @property
+    def crossings(self) -> Array:
+        """(p, N) how often a second the number of places taken goes from n up to n + 1, and as often back down, for n from 0."""
+        leaving = (1 - np.clip(self.prefills.work, 0.0, MOST_WORK))[:, 1:] / self.each
+        return np.asarray(self.held.weight[:, 1:] * leaving)
 
 
 def _shared(r: Array, prefills: _Prefills, each: Array, limit: Array, server: Server) -> _Shared:
@@ -385,8 +425,11 @@ def server_of(
             mend="raise --tp, or take another --hardware",
         )
     cut = lanes(s, most, ranges)
-    step, gained = np.empty(most), np.ones(most)
+    step, gained, graphs = np.empty(most), np.ones(most), set()
     for one, batches in cut:
+        graphs.add(
+            max(one.captured("decode" if one.method == "none" else "verify", rows_of(one), beyond=False), default=0)
+        )
         at = batches.astype(np.int64) - 1
         step[at] = step_seconds(one, machine, batches, np.asarray(requests.context))
         if one.accept_length is not None:
@@ -446,6 +489,7 @@ def server_of(
         late=not mixed,
         spread=spread,
         memory=memory if full else None,
+        graphs=tuple(sorted(graphs - {0})),
         lead_s=float((weights[0] * lead_seconds(s, machine, np.minimum(sizes[0], chunk))).sum()),
         scatter=_scatter(s),
     )

@@ -696,10 +696,11 @@ def test_bad_histograms(histogram: list[float]) -> None:
 
 def test_a_load_above_capacity_names_the_limit() -> None:
     server = server_of(plain(), machine_of(plain()))
-    limit = float(steady_server(plain(), machine_of(plain()), Mean(1000, 100)).capacity())
-    check_rate(0.9 * limit, limit)
+    replica = steady_server(plain(), machine_of(plain()), Mean(1000, 100))
+    limit = float(replica.capacity())
+    check_rate(0.9 * limit, replica, "sglang")
     with pytest.raises(InputError, match="this load cannot be served, the limit is"):
-        check_rate(1.1 * limit, limit)
+        check_rate(1.1 * limit, replica, "sglang")
     run = simulate(server, synthetic(int(60 * limit), Lengths(1000), Lengths(100), rate=2 * limit))
     assert any("this load cannot be served" in w for w in run.warnings)
 
