@@ -1,6 +1,16 @@
-"""What a KV cache costs that is full before every place is taken, where the engine admits what fits and preempts the newest (vLLM).
+"""What a KV cache costs that is full before every place is taken: how many run, and what is prefilled again.
 
-A request of I prompt and O answer tokens takes I when it starts, grows, and gives back I + O when it ends. While m of n end in a
+SGLang admits a request if all that it may still take fits beside what runs and a share a of what that has still to answer, which falls to
+0.098 while none is retracted. Of n that run, each with I prompt and on average H answer tokens held and as many to come (long answers are
+met running more often, in the middle of their lives),
+
+    n = (tokens - I - O) / (I + H + a H)
+
+Answers of one length do not stay apart: too many were admitted, some are retracted, a rises and falls again within a life, and what
+starts together ends together. Were all in one wave, n would be tokens / (I + O); the number was found between the two, with the wave's weight as
+the prompt's share in a request.
+
+vLLM admits what fits and preempts the newest. A request of I prompt and O answer tokens takes I when it starts, grows, and gives back I + O when it ends. While m of n end in a
 step on average the n grow by m O tokens together. In a step in which k end, k (I + O) - m O tokens come free: prompts start in that
 room, those that were preempted first; where it is negative, so many tokens of the newest are preempted. The memory left over is
 less than a prompt, and as likely to be any share of one, so that on average neither rounds:
@@ -20,6 +30,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from specsim.simulation_reference import CLIP, LEAST_RATIO
 
 Array = NDArray[np.float64]
 
@@ -51,6 +63,15 @@ class FullMemory:
         """Share of steps in which prompts may start, since more comes free than grows."""
         clumps, chance, free = self._freed(ended)
         return np.asarray(1 - (chance * (clumps * free <= (ended * self.answer)[..., None])).sum(axis=-1))
+
+    @property
+    def reserved(self) -> int:
+        """Requests that run at once where the engine keeps room for what it expects (SGLang); 1 at least where one fits."""
+        whole = self.prompt + self.answer
+        rest = LEAST_RATIO * min(self.context - self.prompt, CLIP)
+        apart = (self.tokens - whole) / (self.context + self.rows + rest)
+        wave = math.exp(-2 * math.pi**2 * self.output_cv2) * self.prompt / whole
+        return int(1 / ((1 - wave) / apart + wave * whole / self.tokens)) if apart > 1 else int(self.tokens >= whole)
 
     def places(self, steps: Array, again: Array) -> Array:
         """Requests that decode at once, each for so many steps. Beside them stand what a prompt needs to start, half of it on

@@ -412,9 +412,12 @@ def server_of(
     s = longest(s, ranges)
     tokens = float(rows_of(s))
     kv, running = cache_limits(s, running_limit(s))
-    held = int(kv / (requests.context + tokens))
     chunk = chunk_tokens or default_chunk(s)
     mixed = s.engine.name != "sglang"
+    memory = FullMemory(
+        kv, requests.input_tokens, requests.output_tokens, requests.context, tokens, requests.output_cv2
+    )
+    held = int(kv / (requests.context + tokens)) if mixed else memory.reserved
     if mixed:
         running = min(running, max(1, int(chunk / tokens)))
     most = min(running, held, MOST_RUNNING)
@@ -471,9 +474,6 @@ def server_of(
         widths = np.geomspace(a_step, chunk + rows[-1], WIDTHS)
         mixing = Mixing(base, rows, a_step, widths, prefill(widths, reach).reshape(-1))
     full = mixed and held < running
-    memory = FullMemory(
-        kv, requests.input_tokens, requests.output_tokens, requests.context, tokens, requests.output_cv2
-    )
     return Server(
         requests,
         step,

@@ -366,6 +366,41 @@ def test_a_full_memory_limits_what_vllm_does(d, given_, made):
     assert float(replace(server, memory=None).capacity()) > 1.1 * done
 
 
+def test_a_full_memory_that_keeps_room_for_what_is_to_come():
+    """Answers that vary as exponential ones, 1,000 + 1,000 tokens: one that runs holds 1,000 + 1,000 and has 1,000 to come, of which 0.098 is kept
+    free. One that starts needs 2,000: (100,000 - 2,000) / (2,000 + 1 + 98) = 46.7. Alike they hold 1,500, and half of them are in one wave: (100,000 - 2,000) / 1,550 = 63.2 and
+    100,000 / 2,000 = 50, so that 2 / (1 / 63.2 + 1 / 50) = 55.8 run. One that fits alone runs."""
+    scattered = FullMemory(100_000, 1000, 1000, 2000, 1, output_cv2=1.0)
+    alike = replace(scattered, context=1500, output_cv2=0.0)
+    assert scattered.reserved == 46
+    assert alike.reserved == 55
+    assert replace(alike, tokens=2000).reserved == 1
+    assert replace(alike, tokens=1999).reserved == 0
+
+
+@pytest.mark.parametrize(("given_", "made", "cv2"), [(500, 500, 0.3), (2000, 200, 1.0), (1000, 1000, 0.0)])
+def test_a_full_memory_limits_what_sglang_does(given_, made, cv2):
+    """What a server with 0.2 of the GPU's memory completes to which half as much again is sent, against capacity."""
+    s = replace(llama(1), options={"mem_fraction": 0.2})
+    machine = machine_of(s)
+    server, simulated = server_of(s, machine, Requests(given_, made, cv2, cv2)), simulated_server(s, machine)
+    assert server.most_running < simulated.max_running / 4
+    rate, draw = 1.5 * float(server.capacity()), np.random.default_rng(3)
+    sent = list(synthetic(40 * server.most_running, Lengths(given_), Lengths(made), rate, seed=3))
+    if cv2:
+        sent = [
+            replace(x, **{name: np.maximum(1, draw.gamma(1 / cv2, cv2 * mean, len(x)).round()).astype(np.int64)
+                          for name, mean in (("input_tokens", given_), ("output_tokens", made))})
+            for x in sent
+        ]  # fmt: skip
+    m = simulate(simulated, sent).metrics
+    finished = np.sort(m.rows[len(m.rows) // 3 : -len(m.rows) // 10, 4])
+    done = (len(finished) - 1) / (finished[-1] - finished[0]) * 1e12
+    means = [np.concatenate([getattr(x, name) for x in sent]) for name in ("input_tokens", "output_tokens")]
+    drawn = Requests(*(x.mean() for x in means), *(x.var() / x.mean() ** 2 for x in means))
+    assert float(server_of(s, machine, drawn).capacity()) == pytest.approx(done, rel=0.04)
+
+
 def test_prompts_that_vary_wait_longer():
     """Uniform from 1 to 4,000 tokens: a variance of a third of the square of the mean, which adds about a tenth to the TTFT."""
     s = llama(1)

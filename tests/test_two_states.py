@@ -79,7 +79,7 @@ def test_how_long_a_state_lasts_is_the_passage_of_a_birth_and_death_process():
 
 
 @given(st.integers(20, 80), st.floats(1.5, 4), st.floats(0.1, 0.95))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_the_states_are_parts_of_one(crest, factor, share):
     """Shares add up to 1, as do their means to those of the whole; the slow one has more running; the cap leaves the fast one."""
     s = jump(crest, factor, 4 * crest)
@@ -94,7 +94,12 @@ def test_the_states_are_parts_of_one(crest, factor, share):
         assert parts == pytest.approx(getattr(whole, name)[0], rel=1e-6)
     assert fast.point.running[0] <= crest < slow.point.running[0] * 1.05
     assert fast.point.tpot_s[0] < slow.point.tpot_s[0]
-    assert s.capped(crest).at(rate).tpot_s[0] == pytest.approx(fast.point.tpot_s[0], rel=0.1)
+    capped = s.capped(crest).at(rate).tpot_s[0]
+    assert capped < slow.point.tpot_s[0]
+    if (
+        s.state(np.asarray([rate])).held.weight[0, crest] < 1e-3 * fast.share
+    ):  # else requests wait for the cap's last place
+        assert capped == pytest.approx(fast.point.tpot_s[0], rel=0.01)
 
 
 def test_there_is_a_load_with_two_states_only_where_a_step_jumps():
@@ -117,8 +122,8 @@ def test_a_capped_server_is_that_of_a_capped_scenario():
 
 
 def test_the_simulator_sees_either_state():
-    """At 0.72 of capacity: one server starts empty, one with 350 requests at once, of which more run than graphs hold."""
-    rate = 0.72 * float(server().capacity())
+    """At 0.76 of capacity: one server starts empty, one with 350 requests at once, of which more run than graphs hold."""
+    rate = 0.76 * float(server().capacity())
     simulated = simulated_server(qwen(), machine_of(qwen()))
     for name, crowd, before in (("fast", 0, 400), ("slow", 350, 800)):
         sent = list(synthetic(before + 700, Lengths(1000), Lengths(100), rate, seed=1))
@@ -131,8 +136,8 @@ def test_the_simulator_sees_either_state():
 
 
 def test_a_plan_caps_what_runs_and_agrees_with_its_simulation():
-    """At 0.8 of capacity the steady state is the eager one, of 74 ms; a cap at the graphs' 256 leaves 26 ms, on fewer GPUs at most."""
-    rate = 0.8 * float(server(1000, 1000).capacity())
+    """At 0.93 of capacity the steady state is the eager one, of 74 ms; a cap at the graphs' 256 leaves 26 ms, on fewer GPUs at most."""
+    rate = 0.93 * float(server(1000, 1000).capacity())
     found = specsim_plan(
         "Qwen3-30B-A3B", hardware=["1x-h200"], method="none", rate=rate, input_tokens=1000, output_tokens=1000,
         headroom=0.0, simulate=True, num_requests=400,
@@ -162,7 +167,7 @@ def test_a_plan_that_may_not_cap_says_that_there_are_two_states():
 def test_simulate_says_so_as_well():
     limit = float(server().capacity())
     options = {"hardware": "1x-h200", "method": "none", "input_tokens": 1000, "output_tokens": 100, "num_requests": 20}
-    found = specsim_simulate("Qwen3-30B-A3B", rate=0.72 * limit, **options)
+    found = specsim_simulate("Qwen3-30B-A3B", rate=0.76 * limit, **options)
     assert any("--max-running-requests 256 leaves the first alone" in w for w in found.warnings)
     found = specsim_simulate("Qwen3-30B-A3B", rate=0.3 * limit, **options)
     assert not any("two states" in w for w in found.warnings)
