@@ -42,7 +42,7 @@ def plan_charts(document: Document) -> list[Chart]:
 
 
 def choice_rows(document: Document) -> list[dict[str, Any]]:
-    """Every choice, named by what tells it from the others."""
+    """Every choice, named by what tells it from the others; with times of the percentile that the targets are about."""
     choices = document["choices"]
     several = {key: len({c[key] for c in choices}) > 1 for key in ("hardware", "tp", "ep")}
     out = []
@@ -54,7 +54,17 @@ def choice_rows(document: Document) -> list[dict[str, Any]]:
         setting = "off" if c["method"] == "none" else "by batch" if varies else f"{c['draft_tokens']} draft tokens"
         kind = "the best" if i == 0 and c["meets_targets"] else "off" if setting == "off" else "speculation"
         name = ", ".join([*(words[key] for key in words if several[key]), setting, *capped])
-        out.append({**c, "name": name, "box": box, "setting": setting, "kind": kind, "words": _words(c)})
+        out.append(
+            {
+                **c,
+                **(c.get("at_percentile") or {}),
+                "name": name,
+                "box": box,
+                "setting": setting,
+                "kind": kind,
+                "words": _words(c),
+            }
+        )
     return out
 
 
@@ -112,7 +122,8 @@ def latency_chart(document: Document) -> Chart:
         for r in choice_rows(document)
         if r["tpot_ms"] is not None
     ]
-    about = "Mean time per output token of each choice at its share of the load; hollow: misses the targets."
+    which = document["targets"].get("percentile") or "mean"
+    about = f"Time per output token ({which}) of each choice at its share of the load; hollow: misses the targets."
     boxes = list(dict.fromkeys(r["box"] for r in rows))
     order = ["off", *(str(d) for d in sorted({r["draft_tokens"] for r in rows if r["tokens"].isdigit()})), "by batch"]
     x = axis("tokens", "draft tokens (root included)", "ordinal", sort=order, axis={"labelAngle": 0})

@@ -29,41 +29,46 @@ ROUNDS = 4  # prefills in a row behind one's own that are followed
 AVERAGED = 2 / 3  # of the variance of the number running: what is left of it in a mean over a life
 TINY = 1e-12
 LEAST = 0.2  # share of its mean below which nothing varies
-EVEN = 0.1  # variance of answers over the square of their mean up to which the slowest request is known
+PERCENTS = {"p50": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0}  # that can be asked for
 
 
 @dataclass(frozen=True)
 class Percentiles:
-    """Seconds to the first token and a token after it, of half and of 99 % of the requests. p99_tpot_s is None where answers
-    differ in length: the shortest see it, and they are too few tokens to say."""
+    """Seconds to the first token and a token after it, of half and of 99 % of the requests."""
 
     p50_ttft_s: float
     p99_ttft_s: float
     p50_tpot_s: float
-    p99_tpot_s: float | None
+    p99_tpot_s: float
 
-    def json(self) -> dict[str, float | None]:
+    def json(self) -> dict[str, float]:
         """In ms."""
-        return {f"{name[:-2]}_ms": None if s is None else six(s * 1e3) for name, s in asdict(self).items()}
+        return {f"{name[:-2]}_ms": six(s * 1e3) for name, s in asdict(self).items()}
 
     def sentence(self) -> str:
         """For people."""
-        p50, p99, tpot, slow = (None if s is None else short(s * 1e3, 3) for s in astuple(self))
-        seldom = f"TTFT below {p99} ms" if slow is None else f"below {p99} and {slow} ms"
-        return f"half of the requests see TTFT below {p50} and TPOT below {tpot} ms, 99% {seldom}"
+        p50, p99, tpot, slow = (short(s * 1e3, 3) for s in astuple(self))
+        return f"half of the requests see TTFT below {p50} and TPOT below {tpot} ms, 99% below {p99} and {slow} ms"
 
 
 def percentiles(server: Server, rate: float) -> Percentiles | None:
     """Of a server at a rate, requests a second; None where the load is not served."""
     if not rate < float(server.capacity()):
         return None
-    ttft, tpot = draw(server, rate)
-    (low, high), (median, slow) = (np.percentile(x, (50, 99)).tolist() for x in (ttft, tpot))
-    return Percentiles(low, high, median, slow if server.requests.output_cv2 <= EVEN else None)
+    (low, high), (median, slow) = (np.percentile(x, (50, 99)).tolist() for x in draw(server, rate))
+    return Percentiles(low, high, median, slow)
+
+
+def below(server: Server, rate: float, percent: float) -> tuple[float, float]:
+    """(TTFT, TPOT), seconds that so many per cent of the requests stay below; infinite where the load is not served."""
+    if not rate < float(server.capacity()):
+        return np.inf, np.inf
+    ttft, tpot = (float(np.percentile(x, percent)) for x in draw(server, rate))
+    return ttft, tpot
 
 
 def draw(server: Server, rate: float) -> tuple[Array, Array]:
-    """(TTFT, TPOT), seconds of each of `DRAWS` requests."""
+    """(TTFT, TPOT), seconds of each of `DRAWS` requests; TPOT of those whose answer has a second token, 0 where none has."""
     from scipy.special import ndtri
 
     at = iter((np.sqrt(PRIMES)[:, None] * (np.arange(DRAWS) + 0.5)) % 1)
@@ -80,9 +85,14 @@ def draw(server: Server, rate: float) -> tuple[Array, Array]:
     ttft = ttft + server.lead_s * idle
 
     answer, mean = server.requests.output_tokens, float(server.at(rate).tpot_s[0])
-    if not mean:  # answers of one token have no time between tokens
+    if not mean:
         return ttft, np.zeros_like(ttft)
-    after = np.maximum(answer * _gamma(1.0, server.requests.output_cv2, next(at)) - 1, 1.0)  # tokens after the first
+    drawn = answer * _gamma(1.0, server.requests.output_cv2, next(at))
+    after = np.maximum(np.rint(drawn) if server.requests.output_cv2 else drawn, 1.0) - 1  # tokens after the first
+    several = after > 0
+    if not several.any():
+        return ttft, np.zeros_like(ttft)
+    behind, after = np.where(several, behind, 0.0), np.where(several, after, 1.0)
     base = max(mean - behind.mean() / max(answer - 1, 1.0), LEAST * mean)
     work = np.clip(prefills.work[0], 0.0, MOST_WORK)
     seen = weight * np.arange(len(weight))  # by requests that run
@@ -94,7 +104,7 @@ def draw(server: Server, rate: float) -> tuple[Array, Array]:
     length = np.broadcast_to(server.accept_length, server.step.shape)[np.maximum(met, 1) - 1]
     cycles = 1 + ndtri(next(at)) * np.sqrt(server.scatter * length / after)
     tpot = base * slower * _gamma(1.0, between, next(at)) * np.maximum(cycles, LEAST) + behind / after
-    return ttft, tpot
+    return ttft, tpot[several]
 
 
 def _together(server: Server, rate: float, running: NDArray[np.int64], at: Iterator[Array]) -> tuple[Array, Array]:

@@ -39,7 +39,7 @@ class Wanted:
     """The load and what is asked of a plan, as the options of `specsim plan` have it.
 
     rate: requests a second over all replicas. input_tokens, output_tokens: means; or a trace, whose busiest minute gives the
-    rate. prefix_rate: share of each prompt in the prefix cache. ttft_ms, tpot_ms: targets of the mean request. speedup: to give drafters' targets for. hysteresis: gain that a
+    rate. prefix_rate: share of each prompt in the prefix cache. ttft_ms, tpot_ms: targets of the mean request, or of a percentile ("p50", "p90", "p95", "p99"). speedup: to give drafters' targets for. hysteresis: gain that a
     switch of the draft length must bring. headroom: share by which the rate may grow. price_per_gpu_hour: for the cost of a
     million output tokens. policy: the file that the launch lines name. simulate: confirm by simulating one replica.
     """
@@ -51,6 +51,7 @@ class Wanted:
     prefix_rate: float = 0.0
     ttft_ms: float | None = None
     tpot_ms: float | None = None
+    percentile: str | None = None
     speedup: float = 1.5
     hysteresis: float = 0.03
     headroom: float = 0.1
@@ -146,10 +147,11 @@ class Planned(Shown):
         found, best = self.plan, self.plan.best
         words = {"off": "no speculation", "by batch": "draft tokens by batch"}
         where = f"{best.scenario.profile.name}, TP {best.scenario.parallel.tp}, {words.get(best.setting, f'{best.setting} draft tokens')}{at_most(best)}"  # fmt: skip
-        p = best.point
+        p, which = best.point, found.targets.percentile
         if not found.met:
-            limits = [f"{name} {limit:g} ms" for name, limit in (("TTFT", found.targets.ttft_ms), ("TPOT", found.targets.tpot_ms)) if limit is not None]  # fmt: skip
-            got = "" if p is None else f" (TTFT {short(p.ttft_s[0] * 1e3)} ms, TPOT {short(p.tpot_s[0] * 1e3)} ms with hardly any load)"  # fmt: skip
+            p, of = best.seen or p, f"{which} " if which else ""
+            limits = [f"{of}{name} {limit:g} ms" for name, limit in (("TTFT", found.targets.ttft_ms), ("TPOT", found.targets.tpot_ms)) if limit is not None]  # fmt: skip
+            got = "" if p is None else f" ({of}TTFT {short(p.ttft_s[0] * 1e3)} ms, TPOT {short(p.tpot_s[0] * 1e3)} ms with hardly any load)"  # fmt: skip
             far = missed(best).replace("times", "times a target")
             return f"Nothing meets {' and '.join(limits)}. The nearest miss is {far}: {where}{got}."
         assert p is not None
@@ -189,7 +191,11 @@ class Planned(Shown):
                 "prefix_rate": found.requests.prefix_rate,
                 "trace": None if self.trace is None else self.trace.json(),
             },
-            "targets": {"ttft_ms": found.targets.ttft_ms, "tpot_ms": found.targets.tpot_ms},
+            "targets": {
+                "ttft_ms": found.targets.ttft_ms,
+                "tpot_ms": found.targets.tpot_ms,
+                "percentile": found.targets.percentile,
+            },
             "meets_targets": found.met,
             "tpot_ms": None if found.tpot_ms is None else found.tpot_ms.json(),
             "percentiles": None if self.percentiles is None else self.percentiles.json(),
@@ -234,7 +240,7 @@ def plan(model: AModel | None = None, /, **options: Any) -> Planned:
     asked = {name: value for name, value in options.items() if name not in names}
     makers, draft_tokens, notes = choices(asked)
     found = plan_scenarios(
-        makers, rate, requests, Targets(wanted.ttft_ms, wanted.tpot_ms), drafting=functools.partial(drafting, asked),
+        makers, rate, requests, Targets(wanted.ttft_ms, wanted.tpot_ms, wanted.percentile), drafting=functools.partial(drafting, asked),
         headroom=wanted.headroom, max_gpus=wanted.max_gpus, draft_tokens=draft_tokens, speedup=wanted.speedup,
         hysteresis=wanted.hysteresis, contexts=CONTEXTS,
     )  # fmt: skip
@@ -298,6 +304,8 @@ def _simulated(found: Plan, wanted: Wanted, stats: TraceStats | None) -> dict[st
         latency = m.latencies[name]
         if latency is not None:
             out |= {f"mean_{name}_ms": latency.mean, f"p50_{name}_ms": latency.median, f"p99_{name}_ms": latency.p99}
+            if wanted.percentile in ("p90", "p95"):
+                out[f"{wanted.percentile}_{name}_ms"] = getattr(latency, wanted.percentile)
     if (
         m.itl_token is not None
     ):  # TPOT of all tokens together, as the closed form has it: of a trace, short answers see more

@@ -47,7 +47,9 @@ def page(p: Planned) -> Page:
 def _choices(p: Planned) -> Grid:
     price = p.wanted.price_per_gpu_hour
     cost = () if price is None else (">cost/M",)
-    heads = ("hardware", ">TP", ">EP", ">draft tokens", ">cap", ">GPUs", ">replicas", ">req/s each", ">TPOT ms", ">TTFT ms", ">batch", ">spare", *cost)  # fmt: skip
+    which = p.plan.targets.percentile
+    tpot, ttft = (f">{name} ms" if which is None else f">{which} {name} ms" for name in ("TPOT", "TTFT"))
+    heads = ("hardware", ">TP", ">EP", ">draft tokens", ">cap", ">GPUs", ">replicas", ">req/s each", tpot, ttft, ">batch", ">spare", *cost)  # fmt: skip
     rows = [_row(c, p) for c in p.plan.choices[:SHOWN]]
     for at, usual in ((4, ""), (2, "1")):  # no cap on running requests; EP 1
         if all(row[at] == usual for row in rows):
@@ -60,7 +62,7 @@ def _row(c: Choice, p: Planned) -> tuple[str, ...]:
     row = (s.profile.name, str(s.parallel.tp), str(s.parallel.ep), c.setting, f"{c.most:,}" if c.most else "")
     if c.server is None:
         return (*row, "does not fit")
-    at = c.point
+    at = c.seen or c.point
     times = ("", "", "") if at is None else (f"{at.tpot_s[0] * 1e3:,.1f}", f"{at.ttft_s[0] * 1e3:,.0f}", f"{at.running[0]:.1f}")  # fmt: skip
     if not c.replicas:
         return (*row, "no", missed(c), "0", *times)

@@ -13,13 +13,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from specsim import steady
 from specsim.acceptance import chain_length, rate_for_length
 from specsim.cycle import evaluate
 from specsim.errors import InputError
 from specsim.machine import Machine
+from specsim.percentiles import PERCENTS, below
 from specsim.policy import Policy, policies
 from specsim.prediction import SAMPLES, machine_of
 from specsim.progress import track
@@ -35,15 +36,35 @@ GRID = 20  # points of a search, and as many between two of them: replicas and a
 
 @dataclass(frozen=True)
 class Targets:
-    """What the mean request must get: milliseconds to the first token, and a token after it. None: no limit."""
+    """What requests must get: milliseconds to the first token, and a token after it. None: no limit. Means are compared, or with a
+    percentile ("p99", ...) what that share of the requests stays below."""
 
     ttft_ms: float | None = None
     tpot_ms: float | None = None
+    percentile: str | None = None
 
     def __post_init__(self) -> None:
         for name, value in (("--ttft-ms", self.ttft_ms), ("--tpot-ms", self.tpot_ms)):
             if value is not None and not 0 < value < math.inf:
                 raise InputError(f"{value:g} ms is no target", where=name, mend="give milliseconds above 0")
+        if self.percentile is not None:
+            if self.percentile not in PERCENTS:
+                raise InputError(
+                    f"no percentile {self.percentile!r}", where="--percentile", mend=f"one of {', '.join(PERCENTS)}"
+                )
+            if self.ttft_ms is None and self.tpot_ms is None:
+                raise InputError(
+                    "is about targets", where="--percentile", mend="give --ttft-ms or --tpot-ms, or leave it out"
+                )
+
+    def seen(self, server: Server, rate: ArrayLike) -> steady.Point:
+        """What is compared with them, at arrival rates: a point of means, or with times of the percentile in their places."""
+        p = server.at(rate)
+        if self.percentile is None:
+            return p
+        percent = PERCENTS[self.percentile]
+        ttft, tpot = np.transpose([below(server, float(r), percent) for r in p.rate])
+        return replace(p, ttft_s=ttft, tpot_s=tpot)
 
     def miss(self, p: steady.Point) -> Array:
         """How far a point is from the targets: 1 or less meets them all, 1.2 misses one by 20 %."""
@@ -52,6 +73,14 @@ class Targets:
             if limit is not None:
                 worst = np.maximum(worst, value * 1e3 / limit)
         return worst
+
+    def share(self, server: Server, limit: float) -> float:
+        """The highest share of a limit (requests a second) up to which a server meets them, on the grid of `_reach`."""
+
+        def met(shares: Array) -> NDArray[np.bool_]:
+            return self.miss(self.seen(server, shares * limit)) <= 1
+
+        return _reach(met) if self.percentile is None else _halved(met)
 
 
 @dataclass(frozen=True)
@@ -64,6 +93,7 @@ class Choice:
     capacity: float = 0.0
     rate_each: float = 0.0
     miss: float = math.inf  # of the targets, unloaded
+    seen: steady.Point | None = None  # with times of the targets' percentile, where they have one
     replicas: int = 0
     point: steady.Point | None = None
     problem: str = ""
@@ -118,6 +148,9 @@ class Choice:
             "headroom": six(self.headroom(rate)) if met else None,
             "tpot_ms": None if p is None else _ms(p.tpot_s),
             "ttft_ms": None if p is None else _ms(p.ttft_s),
+            "at_percentile": None
+            if self.seen is None
+            else {"ttft_ms": _ms(self.seen.ttft_s), "tpot_ms": _ms(self.seen.tpot_s)},
             "running": six(float(p.running[0])) if p is not None else None,
             "most_running": None if self.server is None else self.server.most_running,
             "miss": six(self.miss) if math.isfinite(self.miss) else None,
@@ -352,14 +385,21 @@ def _capped(c: Choice, rate: float, targets: Targets, headroom: float) -> Choice
 def _serving(c: Choice, server: Server, rate: float, targets: Targets, headroom: float) -> Choice:
     """The choice, with this server and what it does under the load."""
     capacity = float(server.capacity())
-    each = capacity * _reach(lambda share: targets.miss(server.at(share * capacity)) <= 1)
-    unloaded = server.at(capacity / GRID**2)
-    miss = float(targets.miss(unloaded)[0])
-    c = replace(c, server=server, capacity=capacity, rate_each=each, miss=miss, replicas=0, point=unloaded)
-    if not each:
-        return c
-    replicas = math.ceil(rate * (1 + headroom) / each * (1 - 1e-12))
-    return replace(c, replicas=replicas, point=server.at(rate / replicas))
+    each = capacity * targets.share(server, capacity)
+    miss = float(targets.miss(targets.seen(server, capacity / GRID**2))[0])
+    replicas = math.ceil(rate * (1 + headroom) / each * (1 - 1e-12)) if each else 0
+    at = rate / replicas if replicas else capacity / GRID**2
+    seen = targets.seen(server, at) if targets.percentile else None
+    return replace(
+        c,
+        server=server,
+        capacity=capacity,
+        rate_each=each,
+        miss=miss,
+        replicas=replicas,
+        point=server.at(at),
+        seen=seen,
+    )
 
 
 def _reach(good: Callable[[Array], NDArray[np.bool_]]) -> float:
@@ -368,6 +408,15 @@ def _reach(good: Callable[[Array], NDArray[np.bool_]]) -> float:
     points = np.arange(1, GRID) / GRID
     coarse = _leading(good(points))
     return (coarse + _leading(good((coarse + points) / GRID)) / GRID) / GRID
+
+
+def _halved(good: Callable[[Array], NDArray[np.bool_]]) -> float:
+    """`_reach` of what takes long to say and is good up to one place only: found by halving."""
+    low, high = 0, GRID**2  # good at the one, and not at the other
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if good(np.asarray([middle / GRID**2]))[0] else (low, middle)
+    return low / GRID**2
 
 
 def _leading(good: NDArray[np.bool_]) -> int:
@@ -427,11 +476,14 @@ def _rate_for_targets(server: Server, rate: float, targets: Targets, d: int) -> 
     """The accept rate from which on every chain of d meets the targets at a rate of requests; 0: none is needed."""
 
     def met(short: Array) -> NDArray[np.bool_]:
-        """By how far an accept rate is short of 1."""
-        return targets.miss(server.at(rate, np.asarray(chain_length(1 - short, d - 1)))) <= 1
+        """By how far accept rates are short of 1."""
+        if targets.percentile is None:
+            return targets.miss(server.at(rate, np.asarray(chain_length(1 - short, d - 1)))) <= 1
+        accepting = (server.accepting((1 - x) ** np.arange(1, d)) for x in short)
+        return np.asarray([targets.miss(targets.seen(s, rate))[0] <= 1 for s in accepting])
 
     at_best, at_none = met(np.asarray([0.0, 1.0]))
-    reach = _reach(met)
+    reach = 1 - 1 / GRID**2 if at_none and targets.percentile else (_halved if targets.percentile else _reach)(met)
     if at_none and reach == 1 - 1 / GRID**2:
         return 0.0
     return 1 - reach if at_best else None

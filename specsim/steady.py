@@ -202,6 +202,10 @@ class Server:
         gained = np.broadcast_to(self.accept_length, self.step.shape)[:places]
         return replace(self, step=self.step[:places], accept_length=gained, memory=None)
 
+    def accepting(self, survival: Array) -> Server:
+        """The server with a chance survival[j] that at least j + 1 drafted tokens are accepted in a cycle."""
+        return replace(self, accept_length=1 + float(np.sum(survival)), scatter=_scatter(survival))
+
     def at(self, rate: ArrayLike, accept_length: ArrayLike | None = None) -> Point:
         """The steady state at arrival rates (requests a second) and accept lengths, which broadcast to one axis."""
         r = np.atleast_1d(np.asarray(rate, dtype=float))
@@ -491,14 +495,13 @@ def server_of(
         memory=memory if full else None,
         graphs=tuple(sorted(graphs - {0})),
         lead_s=float((weights[0] * lead_seconds(s, machine, np.minimum(sizes[0], chunk))).sum()),
-        scatter=_scatter(s),
+        scatter=_scatter(np.asarray(() if s.acceptance is None else acceptance_of(s))),
     )
 
 
-def _scatter(s: Scenario) -> float:
+def _scatter(survival: Array) -> float:
     """Variance of the tokens that a cycle gives over the square of their mean."""
-    beyond = np.asarray(() if s.acceptance is None else acceptance_of(s))
-    mean, square = 1 + beyond.sum(), 1 + (beyond * (2 * np.arange(1, len(beyond) + 1) + 1)).sum()
+    mean, square = 1 + survival.sum(), 1 + (survival * (2 * np.arange(1, len(survival) + 1) + 1)).sum()
     return float(square / mean**2 - 1)
 
 

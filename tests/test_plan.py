@@ -190,7 +190,7 @@ def test_percentiles_by_hand():
     alone = bare([0.01])
     found = percentiles(replace(alone, requests=replace(alone.requests, output_cv2=1.0)), 0.5)
     assert found.p99_ttft_s == pytest.approx(1.01 * math.log(50.5) / 0.495, rel=0.02)
-    assert found.p99_tpot_s is None
+    assert found.p99_tpot_s == pytest.approx(0.01, rel=1e-6)
     assert percentiles(alone, 1.0) is None
     one = percentiles(bare([0.01] * 60, output_tokens=1), 1.0)  # the first token is all: no time between tokens
     assert (one.p50_tpot_s, one.p99_tpot_s) == (0.0, 0.0)
@@ -212,6 +212,24 @@ def test_percentiles_are_those_of_the_simulator(d, engine, given_):
     assert (found.p99_ttft_s, found.p99_tpot_s) == pytest.approx(
         (np.percentile(ttft, 99), np.percentile(tpot, 99)), rel=0.15
     )
+
+
+def test_the_slowest_answers_are_short_ones():
+    """Lengths as exponential ones: a few tokens share the wait for the prompts behind one's own, so 1 % see twice the median."""
+    s = llama(4)
+    server = server_of(s, machine_of(s), Requests(2000, 200, 1.0, 1.0))
+    rate, draw = 0.5 * float(server.capacity()), np.random.default_rng(1)
+    sent = [
+        replace(x, **{name: np.maximum(1, draw.exponential(mean, len(x)).round()).astype(np.int64)
+                      for name, mean in (("input_tokens", 2000), ("output_tokens", 200))})
+        for x in synthetic(8000, Lengths(2000), Lengths(200), rate, seed=1)
+    ]  # fmt: skip
+    rows = simulate(simulated_server(s, machine_of(s)), sent).metrics.rows[1000:].astype(float)
+    _, _, _, first, finished, _, made = rows[rows[:, 6] > 1].T
+    tpot = (finished - first) / (made - 1) / 1e12
+    found = percentiles(server, rate)
+    assert found.p99_tpot_s > 2 * found.p50_tpot_s
+    assert found.p99_tpot_s == pytest.approx(np.percentile(tpot, 99), rel=0.2)
 
 
 @pytest.mark.parametrize(("output_cv2", "error"), [(0.0, 0.02), (1.0, -0.06)])
@@ -532,6 +550,34 @@ def test_what_is_planned_meets_its_targets(rate, ttft, tpot):
             assert c.miss > 1
 
 
+def test_targets_of_a_percentile():
+    """The rate up to which 99 % meet the targets is below that of 50 %, and just beyond it they do not; one target is met at the least."""
+    requests, each = Requests(2000, 300), {}
+    for percentile in ("p50", "p90", "p99"):
+        targets = Targets(400, 8, percentile)
+        best = plan([llama(4)], 20, requests, targets).best
+        seen = Targets(400, 8, percentile).seen(best.server, [best.rate_each, 1.01 * best.rate_each])
+        assert targets.miss(seen)[0] <= 1 < targets.miss(seen)[1]
+        assert targets.miss(best.seen)[0] <= 1
+        each[percentile] = best.rate_each
+    assert each["p99"] < each["p90"] < each["p50"]
+
+
+def test_a_simulation_confirms_a_percentile():
+    """Planned without headroom for the rate of one replica at its limit: about 99 % within the target, and not all of them."""
+    options = {"hardware": ["1x-h200"], "method": "none", "input_tokens": 2000, "output_tokens": 100, "headroom": 0.0,
+               "ttft_ms": 260, "percentile": "p99"}  # fmt: skip
+    limit = specsim_plan("Llama-3.1-8B", rate=4, **options).plan.best.rate_each
+    found = specsim_plan("Llama-3.1-8B", rate=limit, simulate=True, num_requests=3000, seed=2, **options)
+    assert found.plan.best.replicas == 1
+    assert found.simulation["p99_ttft_ms"] == pytest.approx(260, rel=0.15)
+    assert 0.975 < found.simulation["share_within_targets"] < 1
+    document = found.json()
+    assert document["targets"]["percentile"] == "p99"
+    assert document["choices"][0]["at_percentile"]["ttft_ms"] <= 260 * 1.001
+    assert "p99" in str(found)
+
+
 def test_the_cheapest_comes_first_and_costs_what_it_says():
     """4 GPUs at 2 an hour make 20 x 300 tokens a second: 8 / (20 x 300 x 3600) x 1e6 = 0.3704 a million."""
     choices = planned(20, 500, 12)
@@ -572,6 +618,12 @@ def test_bad_numbers(changes, said):
     values = {"scenarios": [llama(1)], "rate": 1.0, "requests": Requests(10, 10), "targets": Targets(), **changes}
     with pytest.raises(InputError, match=said):
         plan(**values)
+
+
+@pytest.mark.parametrize("values", [(None, None, "p99"), (100, None, "p75")])
+def test_bad_percentiles(values):
+    with pytest.raises(InputError, match="--percentile"):
+        Targets(*values)
 
 
 @pytest.mark.parametrize("value", [0, -1, math.inf, math.nan])

@@ -53,8 +53,13 @@ def lists_of_some(command: Callable[..., Any]) -> Callable[..., Any]:
     "--trace", type=FILE, metavar="FILE", help="Take lengths, and the rate of the busiest minute, from a trace."
 )
 @prefix_option
-@click.option("--ttft-ms", type=float, metavar="MS", help="Target: mean time to first token.")
-@click.option("--tpot-ms", type=float, metavar="MS", help="Target: mean time per output token.")
+@click.option("--ttft-ms", type=float, metavar="MS", help="Target: time to first token.")
+@click.option("--tpot-ms", type=float, metavar="MS", help="Target: time per output token.")
+@click.option(
+    "--percentile",
+    type=click.Choice(("p50", "p90", "p95", "p99")),
+    help="Of the requests that must meet the targets; default their mean.",
+)
 @click.option(
     "--speedup", type=float, default=1.5, metavar="X", help="Speedup to give drafters' targets for; default 1.5."
 )
