@@ -1,7 +1,8 @@
 """What a result says to people: lines and tables, made once and shown alike by terminals, notebooks and reports.
 
-A page is a sequence of `Line` and `Grid`. `text` lays it out for a width: no table breaks a word or a number, and columns
-that do not fit go on below, under the same keys. `html` makes tables of it, with everything escaped.
+A page is a sequence of `Line` and `Grid`. `text` lays it out for a width: no table breaks a word or a number. Where the
+columns do not fit side by side, the first of several keys stands above its rows; where that is not enough, columns go on
+below, under the same keys. `html` makes tables of it, with everything escaped.
 """
 
 from __future__ import annotations
@@ -191,6 +192,10 @@ def _cells(string: str) -> int:
 def _table(table: Grid, width: int, styled: bool) -> Iterator[str]:
     if table.title:
         yield from (_styled(line, "faint", styled) for line in _wrapped(table.title, width))
+    inner = _without_first_key(table)
+    if 0 < inner.keys < len(inner.columns) and not _fits(table, width) and _fits(inner, width - len(GAP)):
+        yield from _below_first_key(table, inner, width - len(GAP), styled)
+        return
     for number, chosen in enumerate(_pieces(table, width)):
         if number:
             yield ""
@@ -200,6 +205,30 @@ def _table(table: Grid, width: int, styled: bool) -> Iterator[str]:
             yield from (_styled(line, "faint", styled) for line in _row(heads, table, chosen, widths, head=True))
         for row in table.rows:
             yield from _row(row, table, chosen, widths)
+
+
+def _fits(table: Grid, width: int) -> bool:
+    """Whether all columns stand side by side."""
+    least = [_least(table, i) + len(GAP) for i in range(len(table.columns))]
+    return sum(least) - len(GAP) <= width
+
+
+def _without_first_key(table: Grid) -> Grid:
+    return Grid(table.columns[1:], tuple(row[1:] for row in table.rows), keys=table.keys - 1)
+
+
+def _below_first_key(table: Grid, inner: Grid, width: int, styled: bool) -> Iterator[str]:
+    """The rows without their first key, which stands above those that share it; an empty one goes on with the last."""
+    chosen = list(range(len(inner.columns)))
+    widths = _widths(inner, chosen, width)
+    heads = _row([c.name for c in inner.columns], inner, chosen, widths, head=True)
+    yield from (_styled(line, "faint", styled) for line in (table.columns[0].name, *(GAP + line for line in heads)))
+    last = ""
+    for (key, *_), row in zip(table.rows, inner.rows, strict=True):
+        if key not in ("", last):
+            yield key
+            last = key
+        yield from (GAP + line for line in _row(row, inner, chosen, widths))
 
 
 def _pieces(table: Grid, width: int) -> list[list[int]]:

@@ -54,6 +54,19 @@ def test_columns_that_do_not_fit_go_on_below_under_their_key() -> None:
     assert text([g], 12).splitlines() == ["name  first", "box   12345", "", "name  third", "box   67890"]
 
 
+def test_the_first_of_several_keys_stands_above_its_rows_where_the_rest_then_fits() -> None:
+    """Side by side: 9 + 2 + 5 + 2 + 5 = 23 columns. Without the first key: an indent of 2, then 12. An empty key goes on
+    with the last one, and so does a repeated one; a cell of prose may take several lines."""
+    rows = [("some-name", "decode", "10"), ("", "verify", "20"), ("some-name", "cycle", "30"), ("other", "decode", "40")]
+    g = grid(("record", "phase", ">error"), rows, keys=2)
+    shown = ["record", "  phase   error", "some-name", "  decode     10", "  verify     20", "  cycle      30", "other"]
+    assert text([g], 17).splitlines() == [*shown, "  decode     40"]
+    assert text([g], 24).splitlines()[1] == "some-name  decode     10"
+    prose = grid(("record", "phase", "~said"), [("a-long-name", "cycle", "one two three four five")], keys=2)
+    shown = ["record", "  phase  said", "a-long-name", "  cycle  one two three four", "         five"]
+    assert text([prose], 29).splitlines() == shown
+
+
 def test_a_title_is_as_narrow_as_its_table() -> None:
     assert text([grid(("a",), [("1",)], "one two three four")], 10).splitlines() == ["one two", "three four", "a", "1"]
 
