@@ -3,6 +3,7 @@
     1,2,8        these                        2:9              2, 3, ... 9, both ends included
     1:256:x2     1, 2, 4, ... 256             0.3:0.95:0.05    0.3, 0.35, ... 0.95, without rounding error
     1k,8k,64k    k is 1,024, m is 1,024 k     1,4:8,16:64:x2   any mixture
+    60%          0.6, where a number need not be whole
 
 Values keep their order; repeated ones count once. `x` steps of whole numbers are rounded: 1:10:x1.5 is 1,2,3,5,8.
 """
@@ -17,7 +18,7 @@ from specsim.errors import InputError
 
 MOST = 1_000_000  # values of one option
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d{1,3})?", re.IGNORECASE | re.ASCII)
-_FACTORS = {"k": 1024, "m": 1024**2}
+_FACTORS = {"k": Decimal(1024), "m": Decimal(1024**2), "%": Decimal("0.01")}
 _MEND = "give a list or a range, for example 1,2,8 or 2:9 or 1:256:x2"
 
 
@@ -32,6 +33,12 @@ def numbers(text: str, option: str) -> tuple[float, ...]:
     return tuple(dict.fromkeys(float(v) for v in _values(text, option, whole=False)))
 
 
+def share(text: str) -> float:
+    """The number that a text such as 0.6 or 60% says. Raises ValueError."""
+    stripped = text.strip()
+    return float(_scaled(stripped)) if stripped.endswith("%") else float(stripped)
+
+
 def words(text: str, option: str, separator: str = ",") -> tuple[str, ...]:
     """The words that `text` lists. Raises InputError when one is empty."""
     found = tuple(dict.fromkeys(word.strip() for word in text.split(separator)))
@@ -43,6 +50,8 @@ def words(text: str, option: str, separator: str = ",") -> tuple[str, ...]:
 def _values(text: str, option: str, *, whole: bool) -> list[Decimal]:
     out: list[Decimal] = []
     for part in words(text, option):
+        if whole and "%" in part:
+            raise InputError(f"{part!r} is not a whole number or a range of them", where=option, mend=_MEND)
         out += _range(part, option, MOST - len(out), whole)
     for value in out:
         if whole and value != value.to_integral_value():
@@ -91,14 +100,22 @@ def _geometric(first: Decimal, last: Decimal, factor: Decimal, part: str, option
 
 
 def _number(text: str, part: str, option: str) -> Decimal:
-    factor = _FACTORS.get(text[-1:].lower(), 1)
-    digits = text[:-1] if factor > 1 else text
-    if not _NUMBER.fullmatch(digits):
-        raise InputError(f"{part!r} is not a number or a range", where=option, mend=_MEND)
     try:
-        value = Decimal(digits) * factor
-    except DecimalException:
+        value = _scaled(text)
+    except ValueError:
         raise InputError(f"{part!r} is not a number or a range", where=option, mend=_MEND) from None
     if abs(value) > Decimal(2**53):
         raise InputError(f"{part!r} is out of range", where=option, mend="give less than 2^53")
     return value
+
+
+def _scaled(text: str) -> Decimal:
+    """A number with its suffix. Raises ValueError."""
+    factor = _FACTORS.get(text[-1:].lower())
+    digits = text[:-1].rstrip() if factor else text
+    if not _NUMBER.fullmatch(digits):
+        raise ValueError(f"{text!r} is not a number")
+    try:
+        return Decimal(digits) * (factor or 1)
+    except DecimalException:
+        raise ValueError(f"{text!r} is not a number") from None

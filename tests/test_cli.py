@@ -61,7 +61,10 @@ WRONG = {
     "predict --batch 0": "--batch: 0 is out of range; give 1 to",
     "predict --context -5": "--context: -5 is out of range; give 0 to",
     "predict --accept-rate 60": "--accept-rate: 60 is not in [0, 1]",
-    "predict --accept-rate x": "--accept-rate: 'x' is not a number; for example 0.5",
+    "predict --accept-rate x": "--accept-rate: 'x' is not a number; for example 0.6 or 60%",
+    "predict --accept-rate 160%": "--accept-rate: 1.6 is not in [0, 1]",
+    "predict --accept-rate 50%,60%": "--accept-rate: '50%,60%' is several values where one is needed; specsim sweep",
+    "sweep --batch 100%:200%": "--batch: '100%:200%' is not a whole number",
     "predict --accept-length 9": "--accept-length: 9.0 is not in [1, 3]",
     "predict --accept-rate .5 --accept-length 2": "acceptance is stated twice; give one of them",
     "predict --accept-per-position a,b": "for example 0.7,0.6,0.5",
@@ -153,6 +156,24 @@ def test_a_wrong_line_is_answered_with_one_line_and_its_mend(
     assert err.count("\n") == 1
     assert WRONG[line] in err
     assert not list(tmp_path.iterdir()), "nothing is left behind"
+
+
+def test_a_rate_may_be_a_percentage_wherever_one_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
+    """60.5% is 0.605, and lists and ranges of percentages are those of fractions."""
+
+    def printed(line: str) -> str:
+        with pytest.raises(SystemExit) as done:
+            main(shlex.split(line))
+        assert not done.value.code
+        return capsys.readouterr().out
+
+    for line, same in (
+        ("predict --accept-rate 60.5%", "predict --accept-rate 0.605"),
+        ("predict --accept-per-position '70%, 0.5'", "predict --accept-per-position 0.7,0.5"),
+        ("sweep --accept-rate 30%:60%:10%,0.9 --draft-tokens 2:4", "sweep --accept-rate 0.3:0.6:0.1,90% --draft-tokens 2:4"),
+        ("diagnose --decode-ms 12.1 --verify-ms 29.5 --noise 8%", "diagnose --decode-ms 12.1 --verify-ms 29.5 --noise .08"),
+    ):
+        assert printed(line) == printed(same)
 
 
 NUMBERS = (click.types.IntParamType, click.types.FloatParamType)

@@ -25,6 +25,7 @@ from specsim.pages import Line, Page, grid
 if TYPE_CHECKING:
     from specsim.calibrate import Result
     from specsim.calibration.session import Outcome, Plan, Progress
+    from specsim.models import Model
     from specsim.profiles import Profile
     from specsim.records import Record
 
@@ -186,23 +187,26 @@ def _measured(p: Progress) -> str:
 
 
 def _plan(options: dict[str, Any]) -> tuple[Plan, str]:
+    import importlib.util
+
     from specsim.errors import InputError, WorkError
 
     try:
-        from specsim.calibration.session import Plan, count_gpus
+        from specsim.calibration.session import Plan, check_names, count_gpus
     except ModuleNotFoundError as error:
         raise WorkError(f"the benchmarks are not installed ({error}): run `pip install -e .` in the checkout") from None
-    import importlib.util
-
-    if importlib.util.find_spec("torch") is None:
-        raise WorkError("PyTorch is not installed: pip install 'specsim[calibrate]'")
     cpu, ranks, nodes = options["cpu"], options["ranks"], options["nnodes"]
+    names = {option: _names(options, option) for option in ("only", "skip", "kinds")}
+    check_names(names["only"], names["skip"], names["kinds"])
+    models, experts = _models(options), _experts(options)
     port = options["master"].rpartition(":")[2]
     if nodes > 1 and not (":" in options["master"] and port.isdigit() and 0 < int(port) < 2**16):
         raise InputError("needs --master HOST:PORT, the same on every node", where="--nnodes")
     if options["node_rank"] >= nodes:
         mend = "nodes are numbered from 0; give --nnodes on each"
         raise InputError(f"no node {options['node_rank']} among {nodes}", where="--node-rank", mend=mend)
+    if importlib.util.find_spec("torch") is None:
+        raise WorkError("PyTorch is not installed: pip install 'specsim[calibrate]'")
     if not cpu:
         here = count_gpus()
         if not here:
@@ -216,8 +220,8 @@ def _plan(options: dict[str, Any]) -> tuple[Plan, str]:
     name = options["name"] or (f"{ranks}x-cpu" if cpu else f"{ranks}x-gpu") + ("-no-p2p" if options["no_p2p"] else "")
     plan = Plan(
         folder=Path(options["out"] or f"calibration-{name}").absolute(), ranks=ranks, cpu=cpu, quick=options["quick"],
-        only=_names(options, "only"), kinds=_names(options, "kinds"), without=_names(options, "skip"), no_p2p=options["no_p2p"],
-        shapes=_shapes(options, ranks), allow_multicast=options["allow_multicast"], nodes=nodes, node=options["node_rank"],
+        only=names["only"], kinds=names["kinds"], without=names["skip"], no_p2p=options["no_p2p"],
+        shapes=_shapes(models, experts, options["tp"] or ranks), allow_multicast=options["allow_multicast"], nodes=nodes, node=options["node_rank"],
         master=options["master"], time_limit_s=options["time_limit"] or float("inf"),
     )  # fmt: skip
     return plan, name
@@ -260,22 +264,22 @@ def _names(options: dict[str, Any], option: str) -> tuple[str, ...]:
     return names
 
 
-def _shapes(options: dict[str, Any], ranks: int) -> dict[str, Any]:
+def _models(options: dict[str, Any]) -> list[Model]:
     from specsim.errors import InputError
 
-    found: dict[str, Any] = {}
     if options["tp"] and not options["model"]:
         raise InputError("is about a model's shapes", where="--tp", mend="give --model too, or leave it out")
-    if options["model"]:
-        from specsim.calibrate import shapes
-        from specsim.configs import load_model
-        from specsim.forward import Parallel
-        from specsim.scenarios import check_heads
+    if not options["model"]:
+        return []
+    from specsim.configs import load_model
 
-        models, tp = [load_model(name) for name in options["model"]], options["tp"] or ranks
-        for model in models:
-            check_heads(model, Parallel(tp))
-        found = shapes(models, tp)
+    return [load_model(name) for name in options["model"]]
+
+
+def _experts(options: dict[str, Any]) -> list[dict[str, int]]:
+    from specsim.errors import InputError
+
+    found = []
     for text in options["experts"]:
         try:
             hidden, intermediate, experts, top_k = (int(part) for part in text.split(","))
@@ -285,8 +289,22 @@ def _shapes(options: dict[str, Any], ranks: int) -> dict[str, Any]:
             ) from None
         if min(hidden, intermediate, experts, top_k) < 1 or top_k > experts:
             raise InputError(f"{text!r} has a number out of range", where="--experts", mend="such as 7168,256,384,8")
-        shape = {"hidden": hidden, "intermediate": intermediate, "experts": experts, "top_k": top_k}
-        found.setdefault("experts", []).append(shape)
+        found.append({"hidden": hidden, "intermediate": intermediate, "experts": experts, "top_k": top_k})
+    return found
+
+
+def _shapes(models: list[Model], experts: list[dict[str, int]], tp: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if models:
+        from specsim.calibrate import shapes
+        from specsim.forward import Parallel
+        from specsim.scenarios import check_heads
+
+        for model in models:
+            check_heads(model, Parallel(tp))
+        found = shapes(models, tp)
+    if experts:
+        found["experts"] = [*found.get("experts", ()), *experts]
     return found
 
 

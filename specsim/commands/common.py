@@ -24,29 +24,39 @@ ELSEWHERE = ("--plot", "--jobs", "--cluster")  # options that change nothing in 
 REDRAWN_S, SAID_S = 0.1, 5.0  # how often progress is shown on a terminal, and elsewhere
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on standard output.")
-prefix_option = click.option(
-    "--prefix-rate",
-    type=float,
-    default=0.0,
-    metavar="F",
-    help="Share of each prompt in the prefix cache, 0 to 1; default 0.",
-)
 
 
-class Percent(click.ParamType):  # type: ignore[type-arg, unused-ignore]
-    """A fraction, as 10% or 0.1; a whole number without the sign would be one of hundreds of per cent, which nobody means."""
+class Share(click.types.FloatParamType):
+    """A rate or another share, as 0.6 or 60%."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        from specsim.ranges import share
+
+        try:
+            return share(value) if isinstance(value, str) else float(value)
+        except ValueError:
+            self.fail(f"{value!r} is not a number; for example 0.6 or 60%", param, ctx)
+
+
+class Percent(Share):
+    """A share that a limit is; a whole number without the sign would be one of hundreds of per cent, which nobody means."""
 
     name = "PERCENT"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        text = str(value).strip()
-        try:
-            number = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-        except ValueError:
-            self.fail(f"{value!r} is not a share such as 10%", param, ctx)
-        if not 0 <= number < (10 if text.endswith("%") else 1):
+        number: float = super().convert(value, param, ctx)
+        if not 0 <= number < (10 if str(value).strip().endswith("%") else 1):
             self.fail(f"{value!r} is out of range; write 10% or 0.1", param, ctx)
         return number
+
+
+prefix_option = click.option(
+    "--prefix-rate",
+    type=Share(),
+    default=0.0,
+    metavar="F",
+    help="Share of each prompt in the prefix cache, 0 to 1; default 0.",
+)
 
 
 class Name(click.ParamType):  # type: ignore[type-arg, unused-ignore]

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from specsim.commands.common import Meter, draw, json_option, note, plot_option, print_result, show
+from specsim.commands.common import Meter, Share, draw, json_option, note, plot_option, print_result, show
 from specsim.commands.scenario import COUNT, says, scenario_options, without_defaults
 
 
@@ -56,7 +56,7 @@ class At(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     help="The outcome of a test that diagnose proposed; repeatable.",
 )
 @click.option(
-    "--noise", type=float, default=0.05, metavar="F", help="Relative error of the step times given; default 0.05."
+    "--noise", type=Share(), default=0.05, metavar="F", help="Relative error of the step times given; default 0.05."
 )
 @click.option("--seed", type=int, default=0, metavar="N", help="Seed of the Monte Carlo samples; default 0.")
 @plot_option("the weights of the explanations, and decode and verify by component under each")

@@ -11,6 +11,7 @@ import click
 from click.shell_completion import CompletionItem
 
 import specsim.names as known
+from specsim.commands.common import Share
 
 if TYPE_CHECKING:
     from specsim.scenarios import Scenario
@@ -49,20 +50,26 @@ class Number(click.types.FloatParamType):
 
 def _several(value: Any) -> str:
     """What to say of a list or a range where one number is wanted; empty for all else."""
-    listed = isinstance(value, str) and re.fullmatch(r"\s*[\d.]+[km]?(\s*[,:]\s*[\d.]+[km]?)+\s*", value, re.IGNORECASE)
+    listed = isinstance(value, str) and re.fullmatch(r"\s*[\d.]+[km%]?(\s*[,:]\s*[\d.]+[km%]?)+\s*", value, re.IGNORECASE)
     return f"{value!r} is several values where one is needed; specsim sweep takes them" if listed else ""
 
 
+class Rate(Number, Share):
+    """A rate, as 0.6 or 60%."""
+
+
 class Rates(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    """Numbers with commas between."""
+    """Rates with commas between."""
 
     name = "a1,a2,..."
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, ...]:
         if isinstance(value, tuple):
             return value
+        from specsim.ranges import share
+
         try:
-            return tuple(float(x) for x in str(value).split(","))
+            return tuple(share(x) for x in str(value).split(","))
         except ValueError:
             self.fail(f"{value!r} is not a list of numbers; for example 0.7,0.6,0.5", param, ctx)
 
@@ -162,7 +169,7 @@ OPTIONS = [
     option("--draft-tokens", type=COUNT, metavar="ROWS", help="Rows a sequence verifies each cycle, root included; default 3."),
     option("--num-steps", type=COUNT, metavar="STEPS", help="Depth of drafting; default draft tokens - 1, a chain."),
     option("--topk", type=COUNT, metavar="BRANCHES", help="Branching of drafting; default 1, a chain."),
-    option("--accept-rate", type=Number(), metavar="A", help="Probability, 0 to 1, that a drafted token is accepted; no default."),
+    option("--accept-rate", type=Rate(), metavar="A", help="Probability, 0 to 1, that a drafted token is accepted; no default."),
     option("--accept-length", type=Number(), metavar="L", help="Mean tokens a cycle, the bonus token included; no default."),
     option("--accept-per-position", type=Rates(), metavar="A1,A2,...", help="Conditional accept rates, 0 to 1, by position; no default."),
     option("--accept-profile", type=Known(known.acceptances), metavar="NAME", help="A published drafter on a domain, such as kimi-k2.5-eagle3/gsm8k; no default."),
