@@ -91,17 +91,28 @@ class Outcome:
     unfinished: tuple[str, ...] = ()
 
 
+def check_names(only: tuple[str, ...], without: tuple[str, ...], kinds: tuple[str, ...]) -> None:
+    """Raise InputError for a name that is no measurement, operator class or all-reduce."""
+    classes = tuple(operator for module in _modules().values() for operator in module.CLASSES)
+    for option, what, given, known in (
+        ("--only", "measurement", only, MEASUREMENTS),
+        ("--skip", "operator class", without, classes),
+        ("--kinds", "all-reduce", kinds, (*VARIANTS, *GROUPS)),
+    ):
+        for name in given:
+            if name not in known:
+                raise InputError(f"no {what} {name!r}", where=option, mend=did_you_mean(name, known))
+
+
+def _modules() -> dict[str, Any]:
+    return {name: importlib.import_module(f"specsim.calibration.{name}") for name in MEASUREMENTS}
+
+
 def stages(plan: Plan) -> list[Stage]:
-    """The stages in order: one rank's measurements, then all ranks', then NCCL's variants in processes of their own."""
-    wanted = plan.only or MEASUREMENTS
-    for name in wanted:
-        if name not in MEASUREMENTS:
-            raise InputError(f"no measurement {name!r}", where="--only", mend=did_you_mean(name, MEASUREMENTS))
-    every = {name: importlib.import_module(f"specsim.calibration.{name}") for name in MEASUREMENTS}
-    classes = tuple(operator for module in every.values() for operator in module.CLASSES)
-    for name in plan.without:
-        if name not in classes:
-            raise InputError(f"no operator class {name!r}", where="--skip", mend=did_you_mean(name, classes))
+    """The stages in order: one rank's measurements, then all ranks', then NCCL's variants in processes of their own. Raises
+    InputError for what cannot be."""
+    check_names(plan.only, plan.without, plan.kinds)
+    wanted, every = plan.only or MEASUREMENTS, _modules()
     if plan.kinds and "allreduce" not in wanted:
         raise InputError("is about allreduce", where="--kinds", mend="add it to --only, or leave --kinds out")
     if plan.ranks == 1 and ("allreduce" in plan.only or plan.kinds):
@@ -135,8 +146,6 @@ def stages(plan: Plan) -> list[Stage]:
 def _implementations(plan: Plan) -> list[str]:
     """All-reduce implementations that run in worker processes of their own. NCCL as it is by default is not among them."""
     for name in plan.kinds:
-        if name not in (*VARIANTS, *GROUPS):
-            raise InputError(f"no all-reduce {name!r}", where="--kinds", mend=did_you_mean(name, (*VARIANTS, *GROUPS)))
         if name in ENGINES and not importable(name):
             needed = " or ".join(PACKAGES[name])
             raise InputError(f"{name} needs {needed}, not installed here", where="--kinds", mend="install it, or leave it out")  # fmt: skip
@@ -154,7 +163,11 @@ def _implementations(plan: Plan) -> list[str]:
 @contextlib.contextmanager
 def held(plan: Plan) -> Iterator[None]:
     """The work folder for this run alone: two on the same GPUs would measure each other, and mix their files. Raises
-    WorkError when another run has it, or it cannot be written."""
+    InputError for what cannot be run, before a folder is made for it, and WorkError when another run has the folder, or it
+    cannot be written."""
+    if not stages(plan):
+        why = "none of them can run here: no engine is installed, or peer access is off"
+        raise InputError(why, where="--kinds", mend="leave --kinds out, or give others")
     if plan.node > 0:  # the first node's run has it
         yield
         return
@@ -180,11 +193,7 @@ def prepare(plan: Plan, *, resume: bool) -> None:
     forgotten: they are measured again."""
     if plan.node > 0:
         return  # the first node leads
-    todo = stages(plan)
-    if not todo:
-        why = "none of them can run here: no engine is installed, or peer access is off"
-        raise InputError(why, where="--kinds", mend="leave --kinds out, or give others")
-    again = {(stage.name, measure) for stage in todo for measure in stage.measures}
+    again = {(stage.name, measure) for stage in stages(plan) for measure in stage.measures}
     path = plan.folder / "plan.json"
     known = finished(plan.folder)
     if known and not resume:

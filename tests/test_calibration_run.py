@@ -638,7 +638,20 @@ def test_bad_options_are_one_line(
     assert ended == code
     assert words in errors
     assert len(errors.strip().splitlines()) == 1
-    assert not list((tmp_path / "out").glob("done/*"))  # told before anything is measured
+    assert not list(tmp_path.iterdir())  # told before anything is measured, and nothing is left
+
+
+def test_a_wrong_name_is_told_before_what_is_not_installed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without torch too: the name would be as wrong with it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    for option, value in (("--only", "foo"), ("--skip", "foo"), ("--kinds", "foo"), ("--experts", "1"), ("--model", "foo")):
+        ended, _, errors = specsim(capsys, "calibrate", "--cpu", option, value)
+        assert (ended, f"{value!r}" in errors) == (2, True), errors
+    assert specsim(capsys, "calibrate", "--cpu", "--only", "gemm")[2].startswith("error: PyTorch is not installed")
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_has_nothing_to_measure_here_says_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
