@@ -255,7 +255,7 @@ class Acceptance:
     def per_position(cls, rates: Sequence[ArrayLike]) -> Acceptance:
         """Conditional rates of positions 1, 2, ...; the last repeats. For an engine's unconditional rates see
         `convert`."""
-        if isinstance(rates, (str, int, float)) or len(rates) == 0:
+        if isinstance(rates, (str, bytes)) or not isinstance(rates, (Sequence, np.ndarray)) or len(rates) == 0:
             raise InputError("no rates", where="--accept-per-position", mend="give at least one, e.g. 0.7,0.6,0.5")
         return cls(
             tuple(_plain(_rates(rate, "--accept-per-position")) for rate in rates), "given accept rates by position"
@@ -273,7 +273,10 @@ class Acceptance:
         """The constant rate that gives `length` (bonus token included) at these settings. Raises InputError outside [1,
         s+1]."""
         steps, width, tokens = settings(num_steps, topk, draft_tokens)
-        wanted = np.asarray(length, float)
+        try:
+            wanted = np.asarray(length, float)
+        except (TypeError, ValueError):
+            raise InputError(f"{length!r} is not a number", where="--accept-length", mend="such as 2.4") from None
         most = _depth(steps, tokens) + 1
         if not np.all((wanted >= 1.0) & (wanted <= most)):
             raise InputError(

@@ -3,34 +3,55 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from contextlib import suppress
 from dataclasses import fields
 from inspect import signature
-from numbers import Real
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from specsim.acceptance import Acceptance
 from specsim.configs import load_model
 from specsim.errors import InputError, did_you_mean
 from specsim.models import Model
 from specsim.prediction import SAMPLES, Prediction
 from specsim.prediction import predict as predict_scenario
 from specsim.profiles import Profile, load_profile
+from specsim.routing import Routing
 from specsim.scenarios import Scenario, build
 
 LAUNCH_LINES = {"sglang_args": "sglang", "vllm_args": "vllm"}
-# Settings of an engine that costs depend on: on a command line they stand in a launch line.
-SETTINGS = {
-    "attention_backend", "captured_sizes", "chunked_prefill_size", "cuda_graph_max_bs", "disable_cuda_graph",
-    "disable_custom_all_reduce", "disable_overlap", "draft_attention_backend", "env", "flashinfer_allreduce_fusion",
-    "fp8_gemm_backend", "kv_cache_dtype", "max_num_batched_tokens", "max_running_requests", "moe_a2a_backend", "moe_runner_backend", "nodes", "p2p",
-    "prefill_graph_sizes", "prefill_graph_tokens", "prefill_graphs", "quantization",
-    "version",
+# Settings of an engine that costs depend on, by what they are: on a command line they stand in a launch line.
+WORDS = {
+    "attention_backend", "draft_attention_backend", "fp8_gemm_backend", "kv_cache_dtype", "moe_a2a_backend", "moe_runner_backend",
+    "quantization", "version",
 }  # fmt: skip
+SWITCHES = {
+    "disable_cuda_graph", "disable_custom_all_reduce", "disable_overlap", "flashinfer_allreduce_fusion", "p2p", "prefill_graphs",
+}  # fmt: skip
+COUNTS = {
+    "chunked_prefill_size", "cuda_graph_max_bs", "max_num_batched_tokens", "max_running_requests", "nodes", "prefill_graph_tokens",
+}  # fmt: skip
+SETTINGS = WORDS | SWITCHES | COUNTS | {"captured_sizes", "env", "prefill_graph_sizes"}
 SEQUENCES = ("accept_per_position", "captured_sizes", "prefill_graph_sizes")  # one value of these is several numbers
 _BUILT = {p.name for p in signature(build).parameters.values() if p.kind is p.KEYWORD_ONLY} - {"asked"}
 NAMES = _BUILT | SETTINGS | set(LAUNCH_LINES)
+A_FILE = (str, os.PathLike)
+KINDS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys((*WORDS, *LAUNCH_LINES, "engine", "method", "accept_profile"), (str,)),
+    **dict.fromkeys(SWITCHES, (bool, np.bool_)),
+    "model": (*A_FILE, Model),
+    "draft": (*A_FILE, Model),
+    "hardware": (*A_FILE, Profile),
+    "acceptance": (Acceptance,),
+    "env": (Mapping,),
+    "routing": (str, Routing),
+    "eager": (str, tuple, list, Set),
+    "dp_attention": (bool, Integral),
+}
 FILES: dict[str, Callable[[str], Model | Profile]] = {
     "model": load_model,
     "draft": load_model,
@@ -115,9 +136,14 @@ def options_of(values: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ..
     for name, value in values.items():
         if isinstance(value, str) and not value.strip():  # a shell variable that is not set
             raise InputError("is empty", where="--" + name.replace("_", "-"), mend="give a value, or leave it out")
+    check_kinds(values)
+    if isinstance(options.get("eager"), str):
+        options["eager"] = (options["eager"],)
     for name in ("captured_sizes", "prefill_graph_sizes"):
         sizes = options.get(name, ())
-        check_numbers(name, sizes if isinstance(sizes, Iterable) else [repr(sizes)], whole=True)
+        check_numbers(
+            name, sizes if isinstance(sizes, Iterable) and not isinstance(sizes, (str, bytes)) else [sizes], whole=True
+        )
     if len(lines) > 1:
         raise InputError("two launch lines", where="--sglang-args and --vllm-args", mend="give one of them")
     notes: tuple[str, ...] = ()
@@ -143,11 +169,24 @@ def options_of(values: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ..
     return options, notes
 
 
+def check_kinds(values: Mapping[str, Any]) -> None:
+    """Raise InputError for a value of an option that is not of its kind: "no" for a switch, which would count as true."""
+    for name, value in values.items():
+        kinds = KINDS.get(name)
+        if value is not None and kinds and not isinstance(value, kinds):
+            known = " or ".join("True or False" if k is bool else k.__name__ for k in kinds if k is not np.bool_)
+            raise InputError(f"{value!r} is no value of it", where="--" + name.replace("_", "-"), mend=f"give {known}")
+        if value is not None and name in COUNTS:
+            check_numbers(name, [value], whole=True)
+            if value < 1 and name != "chunked_prefill_size":  # -1: off
+                raise InputError(f"{value} is out of range", where="--" + name.replace("_", "-"), mend="give 1 or more")
+
+
 def check_numbers(name: str, values: Iterable[Any], whole: bool = False) -> None:
     """Raise InputError, in the words of the command line, for a value of an option that is no (whole) number."""
     what = "whole number" if whole else "number"
     for value in values:
-        if not isinstance(value, Real) or (whole and value % 1):
+        if not isinstance(value, Real) or isinstance(value, bool) or (whole and value % 1):
             raise InputError(f"{value!r} is no {what}", where="--" + name.replace("_", "-"), mend=f"give a {what}")
 
 

@@ -27,6 +27,7 @@ Array = NDArray[np.float64]
 SAMPLES = 400
 RATES = np.arange(11) / 10  # accept rates of the speedup curve
 SCHEMA = "specsim.prediction/1"
+ONE_SIDED, LEAST = 3.0, 0.005  # an interval that reaches so much farther down than up, and than that share of its value
 
 
 @dataclass(frozen=True)
@@ -183,22 +184,29 @@ class Priced:
         if s.acceptance is None or self.cycle_s is None or self.needed is None:
             return p
         steps, tokens = _whole(s.num_steps), _whole(s.draft_tokens)
-        gained = float(s.acceptance.length(steps, s.topk, tokens))
+        lengths = s.acceptance.length(steps, s.topk, tokens)
+        if np.size(lengths) > 1:
+            raise several_values()
+        gained = np.asarray(lengths).item()
         spec, speedup = Quantity.each([float(s.batch.reshape(-1)[0]) * gained / self.cycle_s, gained / self.needed])
-        rate = s.acceptance.rate(steps, s.topk, tokens)
+        rate = np.asarray(s.acceptance.rate(steps, s.topk, tokens)).item()
         return replace(
             p,
             accept_length=six(gained),
-            accept_rate=None if np.isnan(rate) else six(float(rate)),
+            accept_rate=None if np.isnan(rate) else six(rate),
             spec_tokens_per_s=spec,
             speedup=speedup,
         )
 
 
+def several_values() -> InputError:
+    return InputError("several values where one is needed", where="predict", mend="use sweep for lists")
+
+
 def price(s: Scenario, machine: Machine) -> Priced:
     """What is predicted of a scenario whatever the acceptance; see `predict`."""
-    if max(s.batch.size, s.context.size, s.draft_tokens.size) > 1:
-        raise InputError("several values where one is needed", where="predict", mend="use sweep for lists")
+    if max(s.batch.size, s.context.size, s.draft_tokens.size, s.num_steps.size) > 1:
+        raise several_values()
     c = evaluate(s, machine)
     batch = float(s.batch.reshape(-1)[0])
     notes = tuple(_warnings(s, c.classes))
@@ -207,6 +215,7 @@ def price(s: Scenario, machine: Machine) -> Priced:
                "decode_host_ms": c.decode_host * 1e3}  # fmt: skip
     if c.verify is None or c.cycle_host is None:
         known = dict(zip(amounts, Quantity.each(list(amounts.values())), strict=True))
+        notes += _evenly(s, known["decode_ms"])
         return Priced(Prediction(s, **known, memory=memory(s), parts=tuple(parts)), None, None, notes)  # type: ignore[arg-type]
     for phase, part in (("draft", c.draft), ("verify", c.verify), ("extend", c.extend)):
         parts += _parts(phase, part) if part is not None else []
@@ -241,7 +250,7 @@ def price(s: Scenario, machine: Machine) -> Priced:
         memory=memory(s),
         warnings=(),
     )
-    return Priced(prediction, cycle, needed, notes)
+    return Priced(prediction, cycle, needed, (*notes, *_evenly(s, found[list(amounts).index("verify_ms")])))
 
 
 @functools.lru_cache(maxsize=256)
@@ -269,6 +278,15 @@ def _parts(phase: str, c: Cost) -> list[Part]:
 
 def _host_part(phase: str, seconds: Array, source: str) -> list[Part]:
     return [Part(phase, "host", float(seconds.reshape(-1)[0]) * 1e3, 1, 0.0, source)]
+
+
+def _evenly(s: Scenario, step: Quantity) -> tuple[str, ...]:
+    """Why an interval reaches down alone, where even routing is the reason: no other touches as many experts."""
+    below, above = step.value - step.low, step.high - step.value
+    if s.routing is not None or not s.model.experts or below <= ONE_SIDED * max(above, LEAST * step.value):
+        return ()
+    how = "intervals reach down alone, since rows that prefer some experts touch fewer"
+    return (f"experts are taken to be chosen evenly: {how}; --routing zipf:S or a file says how they are chosen",)
 
 
 def _warnings(s: Scenario, classes: Iterable[str]) -> list[str]:

@@ -26,6 +26,7 @@ from specsim.keys import Keys
 from specsim.models import BF16, Format, Model
 from specsim.names import METHODS, PHASES
 from specsim.profiles import Profile, load_profile, load_shipped
+from specsim.quantities import counted
 from specsim.routing import Routing, parse
 
 if TYPE_CHECKING:
@@ -499,7 +500,7 @@ def _checkpoint(given: str | Model | None, model: Model) -> str:
 
 def _check_phases(eager: Iterable[str]) -> None:
     """Raise InputError for what is no phase, and for several in one."""
-    for phase in sorted(set(eager) - set(PHASES)):
+    for phase in sorted({str(phase) for phase in eager} - set(PHASES)):
         several = [part.strip() for part in phase.split(",") if part.strip()]
         lists = len(several) > 1 and set(several) <= set(PHASES)
         mend = (
@@ -540,7 +541,7 @@ def _cap(engine: Engine, options: Mapping[str, Any], batch: Array, method: str, 
     cap = options.get("max_running_requests") or (engine.running_cap_speculative if method != "none" else None)
     if cap and (batch > cap).any():
         warnings.append(
-            f"{engine.name} runs at most {cap} requests at once here: batch {math.floor(float(np.max(batch)))} would queue (set --max-running-requests)"
+            f"{engine.name} runs at most {counted(cap, 'request')} at once here: batch {math.floor(float(np.max(batch)))} would queue (set --max-running-requests)"
         )
 
 

@@ -393,3 +393,16 @@ def test_a_machine_made_once_serves_every_scenario_of_its_box() -> None:
     assert [predict(s, machine=machine).json() for s in (one, other)] == alone
     assert any("stands in" in w for w in alone[0]["warnings"])
     assert not any("stands in" in w for w in alone[1]["warnings"])
+
+
+def test_an_interval_of_even_routing_that_reaches_down_alone_says_why() -> None:
+    """At 8 rows of 128 experts the rest of a measured H200 is known to a per cent or two, and no routing touches more experts
+    than an even one. A dense model has none, and a routing that is given is no assumption."""
+
+    def told(**options: Any) -> bool:
+        made = predict(build(hardware="1x-h200", batch=8, method="none", **options))
+        return any("chosen evenly" in warning for warning in made.warnings)
+
+    assert told(model="Qwen3-30B-A3B")
+    assert not told(model="Qwen3-30B-A3B", routing="uniform")
+    assert not told(model="Llama-3.1-8B")

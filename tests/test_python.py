@@ -165,6 +165,37 @@ def test_settings_of_an_engine_are_those_that_something_reads() -> None:
     assert not any("at most" in warning for warning in made.warnings)
 
 
+def _refused(**options: Any) -> str:
+    try:
+        specsim.predict(**options, samples=0)
+    except specsim.InputError as error:
+        return str(error)
+    return ""
+
+
+def test_a_value_of_the_wrong_kind_is_one_line() -> None:
+    """Whatever the option: "no" is no switch, and would count as true. Lists have their place in a sweep."""
+    from specsim.asked import NAMES, SWITCHES
+
+    for name in sorted(NAMES):
+        for value in ({"a": 1}, object(), b"x", 1.5, float("nan"), "no such thing"):
+            said = _refused(**{"model": "Llama-3.1-8B", "hardware": "2x-h200", name: value})
+            assert said or value == "no such thing" or (name, value) in (("env", {"a": 1}), ("accept_length", 1.5)), (
+                name
+            )
+            assert "\n" not in said
+    for name in SWITCHES:
+        with pytest.raises(
+            specsim.InputError, match=f"--{name.replace('_', '-')}: 'no' is no value of it; give True or"
+        ):
+            specsim.scenario(**{name: "no"})
+    with pytest.raises(specsim.InputError, match="--max-running-requests: 0 is out of range; give 1 or more"):
+        specsim.scenario(max_running_requests=0)
+    with pytest.raises(specsim.InputError, match="several values where one is needed"):
+        specsim.predict(accept_rate=[0.5, 0.6], samples=0)
+    assert specsim.scenario(eager="verify").graph_phases == specsim.scenario(eager=["verify"]).graph_phases
+
+
 @pytest.mark.parametrize("name", ["predict", "scenario", "sweep", "plan", "simulate", "diagnose"])
 def test_a_keyword_that_is_no_option_is_told(name: str) -> None:
     """An option that is misspelt must not be taken for an engine's flag."""
