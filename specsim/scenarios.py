@@ -250,7 +250,7 @@ def build(
         warnings.append("without speculation draft tokens, steps and topk have no meaning and are left out")
     if drafter is not None:
         check_heads(drafter, parallel)
-        if kind == "draft-model" and drafter.vocab != target.vocab:
+        if drafter.vocab and drafter.vocab != target.vocab:
             warnings.append(f"{drafter.name} has {drafter.vocab} tokens, {target.name} {target.vocab}: they must share a tokenizer")  # fmt: skip
     target_warnings = [*target.warnings, *(drafter.warnings if drafter is not None and draft is not None else ())]
     steps, tokens, branch, said = resolve_lengths(kind, num_steps, draft_tokens, topk, drafter)
@@ -422,6 +422,9 @@ def _drafter(target: Model, draft: str | Model | None, method: str | None, engin
         draft = load_preset(name)
     drafter = draft if isinstance(draft, Model) else load_model(draft)
     kind = drafter.draft.kind if drafter.draft else "model"
+    if _natural(drafter) not in METHODS:
+        what = f"{drafter.name} drafts by {_natural(drafter)}, which has no cost model"
+        raise InputError(what, where="--draft", mend="give another draft, or --method ngram, mtp or none")
     if method is not None and not _serves(drafter, method):
         raise InputError(f"{drafter.name} drafts by {_natural(drafter)}, not {method}", where="--method", mend=f"give --method {_natural(drafter)} or another --draft")  # fmt: skip
     if kind != "model" and drafter.draft and drafter.draft.target_hidden not in (0, target.hidden):

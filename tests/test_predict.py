@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 import specsim
 from specsim.cli import main
-from specsim.configs import PRESETS
+from specsim.configs import PRESETS, load_model
 from specsim.names import PHASES
 from specsim.prediction import SAMPLES, machine_of, predict
 from specsim.profiles import load_profile
@@ -406,3 +407,17 @@ def test_an_interval_of_even_routing_that_reaches_down_alone_says_why() -> None:
     assert told(model="Qwen3-30B-A3B")
     assert not told(model="Qwen3-30B-A3B", routing="uniform")
     assert not told(model="Llama-3.1-8B")
+
+
+def test_a_drafter_that_cannot_serve_the_target_is_told_by_its_own_name() -> None:
+    """One whose way of drafting has no equation, and one of another vocabulary: ids of tokens are what the two exchange."""
+    drafter = load_model("qwen3-8b-eagle3")
+    assert drafter.draft is not None
+    other = replace(drafter, draft=replace(drafter.draft, kind="domino"))
+    with pytest.raises(
+        specsim.InputError, match="qwen3-8b-eagle3 drafts by domino, which has no cost model; give another"
+    ):
+        build(model="Qwen3-8B", draft=other, hardware="1x-h200")
+    made = build(model="Qwen3-8B", draft=replace(drafter, vocab=32000), hardware="1x-h200")
+    assert "qwen3-8b-eagle3 has 32000 tokens, Qwen3-8B 151936: they must share a tokenizer" in made.warnings
+    assert not any("tokenizer" in w for w in build(model="Qwen3-8B", draft=drafter, hardware="1x-h200").warnings)
