@@ -424,6 +424,7 @@ class TestVllm:
             "--speculative-config.method eagle3 --speculative-config.model d --speculative-config.num_speculative_tokens 3",
             "--speculative-config.method=eagle3 -sc.model=d -sc.num-speculative-tokens=3",
             "--spec-method eagle3 --spec-model d --spec-tokens 3",
+            "--speculative-model d --num-speculative-tokens 3 --spec-method eagle3",
         ],
     )
     def test_speculative_config_forms(self, flags: str) -> None:
