@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import lru_cache
@@ -58,7 +58,9 @@ class Launch:
         for flag, meant in self.slips:
             named = {"sglang": "SGLang", "vllm": "vLLM"}
             other = next((name for engine, name in named.items() if meant == f"--{engine}-args"), "")
-            mend = f"it is one of {other}: give the line with {meant}" if other else f"did you mean {meant}?"
+            own = _counterpart(self.engine, flag)
+            known = f", or its name here, {own}" if own else ""
+            mend = f"it is one of {other}: give the line with {meant}{known}" if other else f"did you mean {meant}?"
             raise InputError(f"{flag} is no flag of {named[self.engine]}", where=where, mend=mend)
 
 
@@ -118,9 +120,7 @@ def read_launch(
     own = [name for name in sorted(read.looked_for) if name in read_flags(engine)]
     others = [other for other in ENGINES if other != engine]
     slips = tuple(
-        (flag, meant)
-        for flag in unknown
-        if (meant := _of_another(flag, others, read.looked_for) or _meant(flag, [*own, *other_names]))
+        (flag, meant) for flag in unknown if (meant := _of_another(flag, others) or _meant(flag, [*own, *other_names]))
     )
     return Launch(engine, options, tuple(unknown), said, flags, slips)
 
@@ -263,9 +263,31 @@ def _full_name(engine: str, flag: str) -> tuple[str | None, str]:
     return (longer[0] if longer else None), ""
 
 
-def _of_another(flag: str, others: Iterable[str], looked_for: Collection[str]) -> str | None:
-    """The option for the line of an engine that has this flag, where costs depend on it."""
-    return next((f"--{other}-args" for other in others if flag in looked_for and flag in read_flags(other)), None)
+def _of_another(flag: str, others: Iterable[str]) -> str | None:
+    """The option for the line of an engine that has this flag, where its costs depend on it."""
+    return next((f"--{other}-args" for other in others if flag in _decisive(other)), None)
+
+
+@lru_cache(maxsize=8)
+def _decisive(engine: str) -> frozenset[str]:
+    """Flags that an engine's line is looked through for, by all their names."""
+    numbers = tuple(map(int, load_engine(engine).version.split(".")))
+    read = _Reader({}, [], {}, [], numbers, None)
+    _ = _sglang(read) if engine == "sglang" else _vllm(read)
+    aliases = command_line(engine)["aliases"]
+    names = [*read_flags(engine), *aliases]
+    return frozenset(name for name in names if aliases.get(name, name) in read.looked_for)
+
+
+def _counterpart(engine: str, flag: str) -> str | None:
+    """The flag of an engine for what another engine's sets."""
+    for other in ENGINES:
+        for kind, table in command_line(other)["options"].items():
+            for option, name in table.items():
+                if name == flag and other != engine:
+                    found = command_line(engine)["options"].get(kind, {}).get(option)
+                    return None if found is None else str(found)
+    return None
 
 
 def _meant(flag: str, looked_for: Sequence[str]) -> str | None:
@@ -327,6 +349,8 @@ def _read_flags(engine: str, arguments: Sequence[str], notes: list[str]) -> tupl
         name = aliases.get(name, name)
         values.pop(name, None)  # in the order of their last mention
         if kind == "switch":
+            if equals:
+                raise InputError("takes no value", where=flag, mend=f"leave ={attached[:40]} out")
             values[name] = True
             if engine == "vllm":  # --flag and --no-flag are one option
                 values.pop("--" + name[5:] if name.startswith("--no-") else "--no-" + name[2:], None)

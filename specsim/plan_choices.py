@@ -33,6 +33,9 @@ def choices(options: Mapping[str, Any]) -> tuple[list[Maker], tuple[int, ...], t
             raise InputError(f"no option {name!r}", mend=did_you_mean(name, sorted(NAMES)))
     boxes, ranks, groups, lengths = (_several(options.get(name)) for name in LISTS)
     boxes = _told_apart(boxes)
+    base, notes = options_of(single)
+    if not lengths and "accept_length" in single and "draft_tokens" in base:  # that of the launch line
+        lengths = (int(base["draft_tokens"]),)
     lengths = lengths or DRAFT_TOKENS
     if min(lengths) < 2:
         mend = "give 2 or more; off is always among the choices"
@@ -41,7 +44,6 @@ def choices(options: Mapping[str, Any]) -> tuple[list[Maker], tuple[int, ...], t
         mend = "give that --draft-tokens, or --accept-rate"
         raise InputError("belongs to one draft length", where="--accept-length", mend=mend)
     accepted = [k for k in single if k.startswith("accept")]
-    base, notes = options_of(single)
     base = {k: v for k, v in base.items() if k not in (*FIXED, "draft_tokens")}
     plain = {k: v for k, v in base.items() if k not in (*accepted, "draft")} | {"method": "none"}
     makers: list[Maker] = []

@@ -26,7 +26,7 @@ from specsim.prediction import SAMPLES, machine_of
 from specsim.progress import track
 from specsim.quantities import Quantity, short, six
 from specsim.scenarios import Scenario
-from specsim.simulation_costs import Ranges, lanes, limited, longest, rows_of, step_seconds
+from specsim.simulation_costs import Ranges, eager_prefills, lanes, limited, longest, rows_of, step_seconds
 from specsim.steady import Requests, Server
 from specsim.two_states import two_states
 
@@ -293,6 +293,8 @@ def plan(
     states = two_states(best.server, rate / best.replicas) if best.server is not None and best.replicas else None
     if states is not None:
         warnings.append(states.note(best.scenario.engine.name))
+    if eager_prefills(best.scenario):
+        warnings.append("prefills run outside CUDA graphs by these options: each is launched kernel by kernel")
     said = tuple(dict.fromkeys(warnings))
     return Plan(
         rate, requests, targets, ordered, _interval(best), tuple(made), tuple(found), speedup=speedup, warnings=said

@@ -20,7 +20,7 @@ from specsim.quantities import short
 from specsim.scenarios import Scenario
 from specsim.simulation import Simulation
 from specsim.simulation import simulate as run_through
-from specsim.simulation_costs import Ranges, Server, running_flag, server_of
+from specsim.simulation_costs import Ranges, Server, prefill_graphs, running_flag, server_of
 from specsim.two_states import two_states
 from specsim.workload import BLOCK, Lengths, Requests, Trace, synthetic
 
@@ -171,6 +171,7 @@ class Simulated(Shown):
                 "by_batch": [list(r) for r in self.ranges] or None,
                 "max_running_requests": server.max_running,
                 "chunk_tokens": server.chunk_tokens,
+                "prefill_graph_tokens": max(prefill_graphs(s), default=0),
                 "kv_tokens": server.kv_tokens,
                 "overlap": server.overlap,
                 "prefix_rate": server.prefix_rate,

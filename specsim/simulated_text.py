@@ -5,14 +5,17 @@ from __future__ import annotations
 from specsim.pages import Line, Page, grid
 from specsim.quantities import short
 from specsim.simulated import Simulated
+from specsim.simulation_costs import prefill_graphs
 
 
 def page(found: Simulated) -> Page:
     """The simulation as people see it."""
     m, server = found.run.metrics, found.server
     yield Line(found.headline(), "title")
+    largest = max(prefill_graphs(found.scenario), default=0)
+    graphs = f"in graphs of up to {largest:,}" if largest else "outside graphs"
     yield Line(
-        f"at most {server.max_running:,} running, prefill chunks of {server.chunk_tokens:,}, {server.kv_tokens:,} tokens of KV cache"
+        f"at most {server.max_running:,} running, prefill chunks of {server.chunk_tokens:,} tokens {graphs}, {server.kv_tokens:,} tokens of KV cache"
     )
     yield Line()
     yield Line(found.verdict(), "verdict")

@@ -360,6 +360,14 @@ def prefill_graphs(s: Scenario) -> tuple[int, ...]:
     return s.engine.prefill_graphs(options, latent=latent, chunk=0 if uncut else default_chunk(s))
 
 
+def eager_prefills(s: Scenario) -> bool:
+    """Whether options take from the prefills of a scenario the graphs that they have else."""
+    without = replace(
+        s, options={k: s.options[k] for k in ("max_total_tokens", "version") if k in s.options}, eager=frozenset()
+    )
+    return not prefill_graphs(s) and bool(prefill_graphs(without))
+
+
 def step_seconds(s: Scenario, machine: Machine, batch: Array, context: Array) -> Array:
     """Seconds of one decode step, or of one cycle under speculation. Broadcasts."""
     at = replace(s, batch=np.asarray(batch, dtype=float), context=np.asarray(context, dtype=float))

@@ -137,6 +137,26 @@ class TestForms:
         with pytest.raises(InputError, match="--tp-size is no flag of vLLM"):
             scenario(vllm_args="Qwen/Qwen3-8B --tp-size 4")
 
+    @pytest.mark.parametrize(
+        ("flag", "own"),
+        [("--max-num-seqs 7", "--max-running-requests"), ("--gpu-memory-utilization .8", "--mem-fraction-static"),
+         ("--max-num-batched-tokens 100", None), ("--enforce-eager", None)],
+    )  # fmt: skip
+    def test_a_flag_of_another_engine_is_refused_where_its_costs_depend_on_it(self, flag: str, own: str | None) -> None:
+        with pytest.raises(InputError, match="is no flag of SGLang; it is one of vLLM") as error:
+            scenario(sglang_args=f"--model Qwen3-8B {flag}")
+        assert (f", or its name here, {own}" in str(error.value)) == (own is not None)
+        read_launch("sglang", "--kv-transfer-config x --model m").refuse_slips(
+            "--sglang-args"
+        )  # vLLM's; no cost depends on it
+
+    @pytest.mark.parametrize(
+        ("engine", "flag"), [("sglang", "--disable-prefill-cuda-graph=yes"), ("vllm", "--enforce-eager=true")]
+    )
+    def test_a_switch_takes_no_value(self, engine: str, flag: str) -> None:
+        with pytest.raises(InputError, match=rf"{flag.split('=')[0]}: takes no value; leave ="):
+            read_launch(engine, f"--model m {flag}")
+
     def test_ambiguous_abbreviations(self) -> None:
         launch = read_launch("sglang", "--speculative-num 3")
         assert launch.unknown == ("--speculative-num",)

@@ -350,6 +350,22 @@ def test_thousands_of_short_prompts_that_share_a_prefill(given_, made, cv2):
     assert np.all(ttft[1:] > 0.95 * ttft[:-1])
 
 
+@pytest.mark.parametrize(("engine", "memory"), [("sglang", None), ("vllm", 0.2)])
+def test_extreme_lengths_have_a_capacity_and_times(engine, memory):
+    """One token in or out, or as many as memory holds, all alike or hardly, with thousands of places: numbers, and nothing is divided by zero."""
+    s = replace(llama(1, engine), options={"max_running_requests": 4096} | ({"mem_fraction": memory} if memory else {}))
+    for given_, made, cv2 in itertools.product((1, 50_000), (1, 10_000), (0.0, 9.0)):
+        with np.errstate(divide="raise", invalid="raise", over="raise"):
+            server = server_of(s, machine_of(s), Requests(given_, made, cv2, cv2))
+            limit = float(server.capacity())
+            assert 0 < limit < math.inf
+            point = server.at(limit * np.asarray([1e-9, 0.5, 0.999]))
+            assert (point.ttft_s > 0).all()
+            assert (point.tpot_s >= 0).all()
+            assert np.isfinite(point.tpot_s).all()
+            assert percentiles(server, 0.5 * limit).p99_ttft_s > 0
+
+
 def test_a_full_memory_prefills_again():
     """Requests of 1,000 + 1,000 tokens of which half a one ends a step, by chance: with e^-0.5 = 0.607 none does, and the 500 tokens that grow meanwhile are
     taken from the newest: 0.607 x 500 / 0.5 = 607 for each request, and prompts start in the other 0.393. At 4 a step none (frees 0 of 4,000) and one (2,000)
@@ -976,6 +992,38 @@ def words_of(line: str) -> dict[str, list[str]]:
         elif found:
             list(found.values())[-1].append(word)
     return found
+
+
+LINE = (
+    "--model-path meta-llama/Llama-3.1-8B-Instruct --speculative-algorithm EAGLE3 --speculative-num-steps 3 "
+    "--speculative-eagle-topk 1 --speculative-num-draft-tokens 4 --speculative-draft-model-path llama3-8b-eagle3"
+)
+
+
+def test_an_accept_length_is_that_of_the_line_s_draft_length():
+    options = {"hardware": ["1x-h200"], "rate": 5, "sglang_args": LINE}
+    found = specsim_plan(accept_length=2.5, **options).plan
+    assert {c.draft_tokens for c in found.choices} == {1, 4}
+    assert len({c.draft_tokens for c in specsim_plan(accept_rate=0.6, **options).plan.choices}) == 8
+    with pytest.raises(InputError, match="belongs to one draft length"):
+        specsim_plan("Llama-3.1-8B", hardware=["1x-h200"], rate=5, accept_length=2.5)
+
+
+def test_prefills_outside_graphs_are_told():
+    options = {"hardware": ["1x-h200"], "rate": 5, "accept_rate": 0.6}
+    eager, usual = (
+        specsim_plan(sglang_args=LINE + more, **options).plan for more in (" --disable-prefill-cuda-graph", "")
+    )
+    assert any("prefills run outside CUDA graphs" in w for w in eager.warnings)
+    assert not any("outside CUDA graphs" in w for w in usual.warnings)
+    assert eager.best.point.ttft_s[0] > usual.best.point.ttft_s[0]
+    options = {"hardware": "1x-h200", "concurrency": 1, "accept_rate": 0.6, "num_requests": 2, "output_tokens": 2}
+    found = specsim_simulate(sglang_args=LINE + " --disable-prefill-cuda-graph", **options)
+    assert "chunks of 8,192 tokens outside graphs" in str(found)
+    assert found.json()["scenario"]["prefill_graph_tokens"] == 0
+    found = specsim_simulate(sglang_args=LINE, **options)
+    assert "chunks of 8,192 tokens in graphs of up to 8,192" in str(found)
+    assert found.json()["scenario"]["prefill_graph_tokens"] == 8192
 
 
 def test_flags_of_a_launch_line_are_kept(specsim):
