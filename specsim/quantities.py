@@ -57,6 +57,11 @@ class Quantity:
         return f"{self.low:,.{self._places}f} to {self.high:,.{self._places}f}"
 
 
+def counted(n: int, what: str) -> str:
+    """So many of them, in words: "1 term", "2 terms"."""
+    return f"{n:,} {what}{'' if n == 1 else 's'}"
+
+
 def six(x: float) -> float:
     """At six significant digits."""
     return float(f"{x:.6g}")

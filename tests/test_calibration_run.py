@@ -647,7 +647,13 @@ def test_a_wrong_name_is_told_before_what_is_not_installed(
     """Without torch too: the name would be as wrong with it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    for option, value in (("--only", "foo"), ("--skip", "foo"), ("--kinds", "foo"), ("--experts", "1"), ("--model", "foo")):
+    for option, value in (
+        ("--only", "foo"),
+        ("--skip", "foo"),
+        ("--kinds", "foo"),
+        ("--experts", "1"),
+        ("--model", "foo"),
+    ):
         ended, _, errors = specsim(capsys, "calibrate", "--cpu", option, value)
         assert (ended, f"{value!r}" in errors) == (2, True), errors
     assert specsim(capsys, "calibrate", "--cpu", "--only", "gemm")[2].startswith("error: PyTorch is not installed")

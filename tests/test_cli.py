@@ -170,8 +170,14 @@ def test_a_rate_may_be_a_percentage_wherever_one_is_taken(capsys: pytest.Capture
     for line, same in (
         ("predict --accept-rate 60.5%", "predict --accept-rate 0.605"),
         ("predict --accept-per-position '70%, 0.5'", "predict --accept-per-position 0.7,0.5"),
-        ("sweep --accept-rate 30%:60%:10%,0.9 --draft-tokens 2:4", "sweep --accept-rate 0.3:0.6:0.1,90% --draft-tokens 2:4"),
-        ("diagnose --decode-ms 12.1 --verify-ms 29.5 --noise 8%", "diagnose --decode-ms 12.1 --verify-ms 29.5 --noise .08"),
+        (
+            "sweep --accept-rate 30%:60%:10%,0.9 --draft-tokens 2:4",
+            "sweep --accept-rate 0.3:0.6:0.1,90% --draft-tokens 2:4",
+        ),
+        (
+            "diagnose --decode-ms 12.1 --verify-ms 29.5 --noise 8%",
+            "diagnose --decode-ms 12.1 --verify-ms 29.5 --noise .08",
+        ),
     ):
         assert printed(line) == printed(same)
 

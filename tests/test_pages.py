@@ -57,7 +57,12 @@ def test_columns_that_do_not_fit_go_on_below_under_their_key() -> None:
 def test_the_first_of_several_keys_stands_above_its_rows_where_the_rest_then_fits() -> None:
     """Side by side: 9 + 2 + 5 + 2 + 5 = 23 columns. Without the first key: an indent of 2, then 12. An empty key goes on
     with the last one, and so does a repeated one; a cell of prose may take several lines."""
-    rows = [("some-name", "decode", "10"), ("", "verify", "20"), ("some-name", "cycle", "30"), ("other", "decode", "40")]
+    rows = [
+        ("some-name", "decode", "10"),
+        ("", "verify", "20"),
+        ("some-name", "cycle", "30"),
+        ("other", "decode", "40"),
+    ]
     g = grid(("record", "phase", ">error"), rows, keys=2)
     shown = ["record", "  phase   error", "some-name", "  decode     10", "  verify     20", "  cycle      30", "other"]
     assert text([g], 17).splitlines() == [*shown, "  decode     40"]

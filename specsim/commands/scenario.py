@@ -50,7 +50,9 @@ class Number(click.types.FloatParamType):
 
 def _several(value: Any) -> str:
     """What to say of a list or a range where one number is wanted; empty for all else."""
-    listed = isinstance(value, str) and re.fullmatch(r"\s*[\d.]+[km%]?(\s*[,:]\s*[\d.]+[km%]?)+\s*", value, re.IGNORECASE)
+    listed = isinstance(value, str) and re.fullmatch(
+        r"\s*[\d.]+[km%]?(\s*[,:]\s*[\d.]+[km%]?)+\s*", value, re.IGNORECASE
+    )
     return f"{value!r} is several values where one is needed; specsim sweep takes them" if listed else ""
 
 
