@@ -26,6 +26,7 @@ from specsim.calibration.launch import ENDED, Setting, Stage, finished, result_o
 
 from specsim.errors import InputError, WorkError, did_you_mean
 from specsim.files import read_json, write_atomically
+from specsim.quantities import counted
 
 START_S = {True: 4.0, False: 14.0}  # a stage's start: on CPU, on GPUs
 SAMPLE_EVERY_S = 10.0  # clocks
@@ -198,7 +199,7 @@ def prepare(plan: Plan, *, resume: bool) -> None:
     known = finished(plan.folder)
     if known and not resume:
         raise InputError(
-            f"holds {len(known)} results already",
+            f"holds {counted(len(known), 'result')} already",
             where=str(plan.folder),
             mend="continue with --resume, or give another --out",
         )

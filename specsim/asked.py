@@ -142,7 +142,9 @@ def options_of(values: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ..
     for name in ("captured_sizes", "prefill_graph_sizes"):
         sizes = options.get(name, ())
         check_numbers(
-            name, sizes if isinstance(sizes, Iterable) and not isinstance(sizes, (str, bytes)) else [sizes], whole=True
+            name,
+            sizes if isinstance(sizes, Iterable) and not isinstance(sizes, (str, bytes)) else [repr(sizes)],
+            whole=True,
         )
     if len(lines) > 1:
         raise InputError("two launch lines", where="--sglang-args and --vllm-args", mend="give one of them")

@@ -8,14 +8,14 @@ from typing import Any
 from specsim.engine_fit import Fit, HeldOut, Term
 from specsim.fitted import Fitted
 from specsim.pages import Grid, Line, Page, grid
-from specsim.quantities import decimals
+from specsim.quantities import counted, decimals
 
 
 def page(found: Fitted | Fit) -> Page:
     """The fit as people see it, with errors on records that were left out where there are some."""
     fitted, held = (found.fit, found.held) if isinstance(found, Fitted) else (found, ())
     noise = f"; residuals {fitted.noise:.1f} times the stated errors" if fitted.noise > 1.05 else ""
-    said = f"{len(fitted.terms)} terms fitted to {fitted.points} points of {len(fitted.records)} records"
+    said = f"{counted(len(fitted.terms), 'term')} fitted to {counted(fitted.points, 'point')} of {counted(len(fitted.records), 'record')}"
     yield Line(f"{fitted.engine}: {said}{noise}", "title")
     yield Line()
     yield _terms(fitted)

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from specsim.live import FIRST_ID, LAST_ID, ChangedError, Client, Counters, Served, ServerError, check_same, counters
 from specsim.measure import ACCEPTED, DRAFTS, RETRACTED, TIMER, growth
 from specsim.metrics import latency_of
-from specsim.quantities import six
+from specsim.quantities import counted, six
 from specsim.records import LoadRun, Quantity, Record
 from specsim.streams import Stream, send
 from specsim.workload import PS, Lengths, synthetic
@@ -98,7 +98,7 @@ def measure_loads(
         failures = [s.error for s in sent.streams if s.error]
         gone = any(s.sent is None for s in sent.streams) or len(failures) == count
         what = (
-            f"rate {rate:g}: {len(failures)} of {count} requests failed, the first with: {failures[0]}"
+            f"rate {rate:g}: {len(failures)} of {counted(count, 'request')} failed, the first with: {failures[0]}"
             if failures
             else ""
         )
@@ -300,7 +300,7 @@ def _count(run: LoadRun, before: Counters | None, after: Counters | None) -> Non
             run.timers_s[category] = round(spent, 6)
     for name in RETRACTED:
         if lost := growth(before, after, name):
-            run.notes.append(f"the server retracted {lost:g} requests: its KV cache was full")
+            run.notes.append(f"the server retracted {counted(int(lost), 'request')}: its KV cache was full")
     drafts = growth(before, after, DRAFTS)
     if drafts and after is not None:
         places = sorted(map(int, after.categories(ACCEPTED, "position")))

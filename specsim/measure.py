@@ -30,6 +30,7 @@ from specsim.live import (
     generate,
     prompts,
 )
+from specsim.quantities import counted
 from specsim.records import Point, Quantity
 
 DISAGREE = 0.03  # sources that differ by more are reported
@@ -82,7 +83,7 @@ def slope(steps: Sequence[float], seconds: Sequence[float], how: str = "regressi
     spread = float(np.sum(weight * (x - np.average(x, weights=weight)) ** 2))
     error = math.sqrt(variance / spread) if spread > 0 else abs(b)
     half = float(stdtrit(freedom, 0.9)) * max(error, floor / math.sqrt(spread) if spread > 0 else 0.0)
-    return _ms(b, half, len(x), f"{how} over {len(np.unique(x))} lengths")
+    return _ms(b, half, len(x), f"{how} over {counted(len(np.unique(x)), 'length')}")
 
 
 def _ms(value: float, half: float, n: int, how: str) -> Quantity:
@@ -169,7 +170,7 @@ def _one(
     for name in RETRACTED:
         if (lost := growth(before, after, name)) and lost > 0:
             raise PointError(
-                f"the server retracted {lost:g} requests: its KV cache is too small; lower --batch or --context"
+                f"the server retracted {counted(int(lost), 'request')}: its KV cache is too small; lower --batch or --context"
             )
     cycles = answer.cycles
     if cycles is None:
@@ -220,7 +221,7 @@ def check_capacity(served: Served, batch: int, context: int, new_tokens: int) ->
     """Raises PointError when the server says that it cannot run the batch at once."""
     if served.max_running is not None and batch > served.max_running:
         raise PointError(
-            f"the server runs at most {served.max_running} requests at once"
+            f"the server runs at most {counted(served.max_running, 'request')} at once"
             " (SGLang's default under speculation is 48); start it with more --max-running-requests or lower --batch"
         )
     if served.kv_tokens is not None and batch * (context + new_tokens) > served.kv_tokens:

@@ -32,6 +32,7 @@ from specsim.observe_checks import (
     whole,
 )
 from specsim.observe_read import Source, flag_value, scrub, to_flags
+from specsim.quantities import counted
 from specsim.records import EngineRun, Point, Record
 
 LEAST_TOKENS_PER_S = 1.0  # of one sequence; an interval below it held idle time
@@ -239,7 +240,7 @@ class SglangLog:
         if run.decode_lines:
             steady = sum(len(g.cycles) for g in run.groups.values())
             if dropped := sum(g.outliers for g in run.groups.values()):
-                method.append(f"{dropped} intervals above {OUTLIER:g} times the median of their batch were dropped")
+                method.append(f"{counted(dropped, 'interval')} above {OUTLIER:g} times the median of the batch dropped")
             run.environment["decode_lines"] = run.decode_lines
             run.environment["steady_intervals"] = steady
             method.append(
@@ -250,7 +251,9 @@ class SglangLog:
             method.append(f"{len(run.ranks)} data-parallel ranks log for themselves: batch and throughput are per rank")
             run.environment["dp_ranks"] = len(run.ranks)
         if run.duplicates:
-            method.append(f"{run.duplicates} lines of further tensor-parallel ranks say the same and were left out")
+            method.append(
+                f"{counted(run.duplicates, 'line')} of further tensor-parallel ranks that say the same left out"
+            )
         caveats += self._clock(run, flags) + _admission(run) + _graphs(run)
         if shape := run.environment.get("untuned_experts"):
             caveats.append(

@@ -11,6 +11,7 @@ import functools
 import importlib
 import itertools
 import os
+import re
 import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -74,6 +75,11 @@ class Gpu(Group):
     power_w: Positive | None = None
     processors: Annotated[int, Field(ge=1, le=4096)] | None = None
     compute_capability: str | None = None
+
+    def is_other_than(self, device: str) -> bool:
+        """Whether a name, as a driver gives it, is that of another GPU: of another number, H100 80GB HBM3 beside H200."""
+        mine, other = (re.search(r"[A-Za-z]*\d+\w*", name) for name in (self.name, device))
+        return mine is not None and other is not None and mine[0].upper() != other[0].upper()
 
 
 class OperatorRate(Group):

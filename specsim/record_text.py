@@ -7,7 +7,7 @@ from typing import Any
 
 from specsim.observe_checks import CONTRADICTION
 from specsim.pages import Grid, Line, Page, grid
-from specsim.quantities import decimals, short
+from specsim.quantities import counted, decimals, short
 from specsim.records import Point, Quantity, Record
 
 SHOWN = 12  # rows of a table; --json has all
@@ -34,7 +34,7 @@ def _record(record: Record) -> Iterator[Line | Grid]:
     if not (table.columns or record.samples or links):
         yield Line("  no step time, acceptance or all-reduce in it")
     if len(record.points) > SHOWN:
-        yield Line(f"and {len(record.points) - SHOWN} more points; --json has all", "faint")
+        yield Line(f"and {counted(len(record.points) - SHOWN, 'more point')}; --json has all", "faint")
     yield from _samples(record)
     for text in dict.fromkeys(n for p in record.points[:SHOWN] for n in p.notes):
         yield Line(f"  {text}", "faint")

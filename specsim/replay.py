@@ -86,6 +86,7 @@ class Result(Shown):
     skipped: tuple[str, ...] = ()
     sources: tuple[Source, ...] = ()  # of what was observed, and of what predicted it
     unreadable: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     def of(self, phase: str) -> list[Pair]:
         return [p for p in self.pairs if p.phase == phase]
@@ -112,6 +113,7 @@ class Result(Shown):
             "sources": list(self.sources),
             "skipped": list(self.skipped),
             "unreadable": list(self.unreadable),
+            "warnings": list(self.warnings),
         }
 
     def over(self, limit: float | None) -> list[str]:
@@ -378,8 +380,24 @@ def run(
         why = [*unknown, *skipped, "nothing was observed"]
         raise InputError(f"no point could be predicted; {why[0]}", where=str(path))
     named = {pair.record for pair in pairs}
-    sources = tuple(_sources([r for r in records if r.name in named], hardware))
-    return Result(tuple(pairs), (*unreadable, *unknown, *skipped), sources, tuple(unreadable))
+    used = [r for r in records if r.name in named]
+    left_out = (*unreadable, *unknown, *skipped)
+    return Result(
+        tuple(pairs), left_out, tuple(_sources(used, hardware)), tuple(unreadable), tuple(_on_others(used, hardware))
+    )
+
+
+def _on_others(records: Sequence[Record], hardware: str | None) -> Iterator[str]:
+    """Lines on records of another GPU than that of the profile which predicts them."""
+    measured: dict[tuple[str, str], list[str]] = {}
+    for record in records:
+        measured.setdefault((hardware or record.hardware or "", str(record.environment.get("gpu") or "")), []).append(
+            record.name
+        )
+    for (box, device), names in measured.items():
+        with contextlib.suppress(InputError):
+            if box and load_profile(box).gpu.is_other_than(device):
+                yield f"measured on {device}, predicted on {box}: {', '.join(names[:3])}{', ...' if names[3:] else ''}"
 
 
 def _sources(records: Sequence[Record], hardware: str | None) -> Iterator[Source]:

@@ -4,7 +4,7 @@ its error is shown as a share of the step, and it is not among the worst; nor is
 from __future__ import annotations
 
 from specsim.pages import Line, Page, grid
-from specsim.quantities import short
+from specsim.quantities import counted, short
 from specsim.replay import Pair, Result
 
 PAIRS = 20  # of the worst that are shown
@@ -29,9 +29,10 @@ def page(result: Result) -> Page:
     heads = ("record", "phase", ">batch, context", ">error ", ">observed", ">predicted", ">80 % interval")
     yield grid(heads, rows, "worst first", keys=3)
     if len(result.pairs) > len(rows):
-        yield Line(f"{len(result.pairs) - len(rows)} more pairs: --json lists all.", "faint")
+        yield Line(f"{counted(len(result.pairs) - len(rows), 'more pair')}: --json lists all.", "faint")
     units = "Times in ms, throughput in tokens a second, break_even in tokens a cycle."
     yield Line(f"{units} * observed outside the interval.", "faint")
+    yield from (Line(f"note: {warning}", "warning") for warning in result.warnings)
 
 
 def _worst(result: Result) -> list[Pair]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from specsim.chart_hardware import box_of
 from specsim.chart_style import PHASES, Table, table_of
-from specsim.quantities import Quantity
+from specsim.quantities import Quantity, counted
 
 Document = Mapping[str, Any]
 Part = tuple[str, "str | Sequence[str] | Table"]  # a heading, and a command, a list of sentences, or a table
@@ -283,7 +283,7 @@ def _agreement_verdict(document: Document) -> str:
     judged = ""
     if document.get("within") is not None:
         judged = f" They {'agree' if document['agree'] else 'do not agree'} within {document['within']:.2%}."
-    return f"{count} numbers make more than 5 % of a step; {lacks} differ by at most {document['worst']:.1%}.{judged}"
+    return f"{counted(count, 'number')} of more than 5 % of a step; {lacks} differ by at most {document['worst']:.1%}.{judged}"
 
 
 def _diff(document: Document) -> Iterator[Part]:
@@ -302,7 +302,7 @@ def _diff_verdict(document: Document) -> str:
     known = [d for d in found if d["relative"] is not None]
     most = max(known, key=lambda d: abs(d["relative"]), default=None)
     far = f"; the farthest apart: {most['key']}, {most['relative']:+.0%}" if most else ""
-    return f"{len(found):,} numbers of {document['b']} differ from {document['a']}{far}."
+    return f"{document['b']} differs from {document['a']} in {counted(len(found), 'number')}{far}."
 
 
 def _simulations(document: Document) -> Iterator[Part]:

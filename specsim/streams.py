@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specsim.live import Client, PointError, Served, ServerError, hide, message_of, no_answer, secrets_of
+from specsim.quantities import counted
 
 _TOKENS = re.compile(rb'"completion_tokens":\s*(\d+)')
 
@@ -158,10 +159,10 @@ class _Receiver(asyncio.Protocol):
         if "error" in self.stream.last:
             return f"{self.run.client.url}: {message_of(json.dumps(self.stream.last).encode())}"
         if not self.done:
-            return f"{self.run.client.url}: a stream broke off after {self.stream.tokens} tokens"
+            return f"{self.run.client.url}: a stream broke off after {counted(self.stream.tokens, 'token')}"
         if self.stream.tokens != wanted:
             reason = json.dumps((self.stream.last.get("meta_info") or {}).get("finish_reason"))[:120]
-            return f"{self.run.client.url}: {self.stream.tokens} tokens instead of {wanted} (finish reason {reason})"
+            return f"{self.run.client.url}: {counted(self.stream.tokens, 'token')} instead of {wanted} (finish reason {reason})"
         return ""
 
 

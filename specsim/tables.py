@@ -23,6 +23,7 @@ from specsim.errors import InputError, did_you_mean
 from specsim.files import read_yaml
 from specsim.fitting import RateFit, fit_peak, fit_rate
 from specsim.profiles import AllReduceCurve, OperatorRate, Source
+from specsim.quantities import counted
 
 PACKAGE = "aiconfigurator_core"
 FRAMEWORKS = ("sglang", "vllm", "trtllm")  # whose table is preferred
@@ -256,7 +257,7 @@ class _Reader:
             peak_tflops=float(f"{peak / 1e12:.3g}") if peak else None,
             relative_uncertainty=float(f"{max(fit.relative_uncertainty, LEAST_UNCERTAINTY):.2g}"),
             source=points.source,
-            note=f"{fit.points} points, median error {fit.median:.1%}, fixed +- {fit.fixed_error_s * 1e6:.2g} us",
+            note=f"{counted(fit.points, 'point')}, median error {fit.median:.1%}, fixed +- {fit.fixed_error_s * 1e6:.2g} us",
         )
 
     def _check(self, fit: RateFit, where: str) -> None:

@@ -261,6 +261,22 @@ def test_any_prefix_gives_the_readings_or_one_line(prefix):
     assert {size for run in found.runs for size in (row.size for row in run.rows)} <= {1024, 2048, 4194304}
 
 
+@pytest.mark.parametrize(
+    ("mine", "other", "differ"),
+    [
+        ("NVIDIA H200", "NVIDIA H200 141GB", False),
+        ("NVIDIA H200", "NVIDIA H100 80GB HBM3", True),
+        ("NVIDIA A100 SXM 80GB", "NVIDIA A100-SXM4-80GB", False),
+        ("NVIDIA GeForce RTX 4090", "NVIDIA GeForce RTX 2080 Ti", True),
+        ("NVIDIA H200", "NVIDIA GH200 480GB", True),
+        ("NVIDIA H200", "", False),
+    ],
+)
+def test_a_gpu_is_told_by_its_number(mine: str, other: str, differ: bool) -> None:
+    gpu = load_profile("1x-h200").gpu.model_copy(update={"name": mine})
+    assert gpu.is_other_than(other) is differ
+
+
 def test_impossible_numbers_are_left_out():
     """1e-9 and 1e24 us are no times, 1e23 GPUs no number of ranks."""
     head = "# nThread 1 nGpus 2\n"

@@ -167,7 +167,7 @@ def test_a_stalled_interval_is_an_outlier(tmp_path):
     log = "".join(decode(i, 1, r, 2.0) for i, r in enumerate([100, 100, 100, 100, 20, 100]))
     record = one(tmp_path, log)
     assert record.points[0].cycle_ms.n == 4
-    assert "1 intervals above 3 times the median" in record.method
+    assert "1 interval above 3 times the median" in record.method
 
 
 def test_both_definitions_of_accept_rate(tmp_path):

@@ -234,11 +234,11 @@ def test_what_is_not_an_inference_server(state: dict[str, Any], message: str, mo
     [
         ({"fault": "500"}, "answered 500: Internal Server Error"),
         ({"fault": "reject"}, "answered 400: batch is too large"),
-        ({"fault": "retract"}, "retracted 1 requests"),
+        ({"fault": "retract"}, "retracted 1 request:"),
         ({"fault": "short"}, r"2 answers of \[7\] tokens instead of 2 of 8"),
         ({"fault": "unsteady"}, "not steady: 2.00 target passes a step"),
         ({"fault": "unsteady", "engine": "vllm", "step_ms": 2.0}, "not steady: 2.00 target passes a step"),
-        ({"capacity": 1}, "runs at most 1 requests at once"),
+        ({"capacity": 1}, "runs at most 1 request at once"),
         ({"fault": "stripped", "draft_tokens": 4}, "do not say how many cycles they took"),
         ({"fault": "no-drafts", "engine": "vllm", "draft_tokens": 4}, "it drafts, and /metrics counts no draft"),
         ({"fault": "bare"}, "no meta_info with completion_tokens"),

@@ -106,6 +106,16 @@ def test_a_file_that_cannot_be_read_does_not_pass_a_check(tmp_path: Path, capsys
     assert ended() == 0
 
 
+def test_a_record_of_another_gpu_than_the_profiles_is_said() -> None:
+    """Of an H200, which a driver may call by its memory too, predicted on the profiles of both."""
+    record = ROOT / "validation" / "llama8b-base.json"
+    assert replay.run(record, "1x-h200-published").warnings == ()
+    found = replay.run(record, "8x-l40s")
+    assert found.warnings == ("measured on NVIDIA H200 141GB, predicted on 8x-l40s: llama8b-base",)
+    assert found.json()["warnings"] == list(found.warnings)
+    assert f"note: {found.warnings[0]}" in str(found)
+
+
 def test_break_even_needs_the_same_server_without_speculation() -> None:
     """Cycle 15 over decode 10 at the same batch and nearly the same context: 1.5, as predicted."""
     base, spec = (

@@ -167,7 +167,7 @@ def _nearest_option(context: click.Context, name: str) -> str:
     """The mend for an option that a command has not: the nearest one that it has."""
     import difflib
 
-    known = [flag for option in context.command.get_params(context) for flag in option.opts if flag.startswith("--")]
+    known = [flag for option in context.command.params for flag in option.opts if flag.startswith("--")]
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"did you mean {near[0]!r}?" if near else f"{context.command_path} --help lists the options"
 

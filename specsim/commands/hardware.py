@@ -22,6 +22,7 @@ from specsim.commands.common import (
 )
 from specsim.commands.scenario import HARDWARE, says, scenario_of, scenario_options
 from specsim.pages import Grid, Line, grid
+from specsim.quantities import counted
 
 if TYPE_CHECKING:
     from specsim.profiles import Profile
@@ -223,9 +224,7 @@ def _diff_weighed(
         )
         page += [Line(), Line(f"GPU time: {moved}")]
         limit = "" if within is None else f", {'more than' if apart else 'within'} {100 * within:.3g}%"
-        said = (
-            f"{len(weighty)} numbers make more than {MATTERS:.0%} of a step; they differ by at most {worst:.1%}{limit}"
-        )
+        said = f"{counted(len(weighty), 'number')} of more than {MATTERS:.0%} of a step; they differ by at most {worst:.1%}{limit}"
         page.append(Line(said + (f": {', '.join(apart)}" if apart else ""), "verdict"))
         page += [Line(f"{key}: {given[1]} has none", "warning") for key in missing]
         show(page)
@@ -330,16 +329,19 @@ def _import(what: str, into: str | None, date: str, options: dict[str, Any]) -> 
     curves = readings.curves(source, options["implementation"])
     text = [readings.tool]
     for curve in curves:
-        text.append(f"all-reduce over {curve.ranks} ranks at {len(curve.bytes)} sizes")
+        text.append(f"all-reduce over {counted(curve.ranks, 'rank')} at {counted(len(curve.bytes), 'size')}")
         known = [(size, latency_us(curve, size)) for size in SIZES]
         text += [f"{time:.3g} us at {size:,} B" for size, time in known if time]
     text += [f"{name} {value}" for name, value in readings.figures.items()]
+    notes = [*opened.caveats, *readings.notes]
+    if base is not None and base.gpu.is_other_than(readings.device):
+        notes.append(f"measured on {readings.device}, put into a profile of {base.gpu.name}")
     summary = {
         "tool": readings.tool,
         "text": "; ".join(text),
         "allreduce": [curve.model_dump(mode="json") for curve in curves],
         "figures": readings.figures,
-        "notes": [*opened.caveats, *readings.notes],
+        "notes": notes,
     }
     if base is None:
         return None, summary
@@ -361,7 +363,7 @@ def _import_tables(
         changes = {"operators": base.operators | fitted, "allreduce": [curves[key] for key in sorted(curves)]}
         profile = base.model_copy(update=changes)
     kinds = [rate.source.kind for rate in profile.operators.values()]
-    text = f"{kinds.count('published')} of {len(kinds)} operator classes from tables, {len(profile.allreduce)} curves"
+    text = f"{kinds.count('published')} of {len(kinds)} operator classes from tables, {counted(len(profile.allreduce), 'curve')}"
     return profile, {"tool": PACKAGE, "text": text, "notes": notes}
 
 
