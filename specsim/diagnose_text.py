@@ -14,7 +14,7 @@ from specsim.hypotheses import BY_ID
 from specsim.ops import Load
 from specsim.pages import Grid, Line, Page, grid
 from specsim.probes import Probe
-from specsim.quantities import Quantity
+from specsim.quantities import Quantity, short
 from specsim.remedies import MENDS, Remedy
 
 SHOWN = 6  # explanations in the tables
@@ -34,8 +34,8 @@ def situation(d: Diagnosis) -> str:
     if s is None or verify is None or expected is None:
         return ""
     rows = int(np.max(s.batch) * np.max(s.draft_tokens))
-    ratio = f", {verify / decode:.1f} times a decode step of {decode:g} ms" if decode else ""
-    out = f"Verify of {rows} rows takes {verify:g} ms{ratio}."
+    ratio = f", {verify / decode:.1f} times a decode step of {short(decode)} ms" if decode else ""
+    out = f"Verify of {rows} rows takes {short(verify)} ms{ratio}."
     out += f" A healthy box{' that decodes as fast' if decode else ''} would need {expected} ms ({expected.interval})"
     extra = verify - expected.value
     if verify <= expected.high * 1.04:

@@ -25,7 +25,7 @@ from specsim.prediction import machine_of
 from specsim.probes import Observation, Probe
 from specsim.profiles import list_profiles, load_profile
 from specsim.provenance import sources_of
-from specsim.quantities import Quantity, six
+from specsim.quantities import Quantity, short, six
 from specsim.remedies import Remedy, remedies
 from specsim.scenarios import Scenario, build
 
@@ -300,11 +300,11 @@ def _impossible(s: Scenario | None, observations: Sequence[Observation]) -> list
         decode, verify = plain.get(p.batch), verifies.get(p.batch)
         if p.kind in ("verify", "cycle") and not p.eager and decode is not None and o.value < FASTER * decode:
             out.append(
-                f"{label(p)} = {o.value:g} ms cannot be: it does all that a plain decode step of {decode:g} ms does, and"
+                f"{label(p)} = {short(o.value)} ms cannot be: it does all that a plain decode step of {short(decode)} ms does, and"
                 " more. Are both times of one server, and was the GPU waited for before the clock was stopped?"
             )
         elif p.kind == "cycle" and verify is not None and o.value < 0.95 * verify:
-            out.append(f"{label(p)} = {o.value:g} ms cannot be: the verify inside it takes {verify:g} ms.")
+            out.append(f"{label(p)} = {short(o.value)} ms cannot be: the verify inside it takes {short(verify)} ms.")
     return out
 
 
@@ -357,7 +357,7 @@ def _misfits(found: Posterior, rng: np.random.Generator) -> tuple[list[str], lis
         if off <= MISFIT:
             continue
         near = [f.id for f, w in found.ranked() if f not in standing and _distance(found, o, f, rng)[0] < MISFIT / 2]
-        observed = f"{label(o.probe)} = {o.value:g} {o.probe.unit}"
+        observed = f"{label(o.probe)} = {short(o.value)} {o.probe.unit}"
         if near and o.probe.kind in STEPS and len(found.observations) > 1:
             text = (
                 f"{' and '.join(f.id for f in standing)} cannot explain {observed} (predicted: {best:.3g}), but {near[0]}"

@@ -8,8 +8,11 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from specsim import names
 from specsim.probes import STEP_NOISE, Observation, Probe
+from specsim.quantities import counted
 from specsim.records import Point, Record
+from specsim.scenarios import recorded
 
 TRACE_NOISE = 0.15  # steps are longer under a profiler
 EAGER_NCCL_NOISE = 0.25  # nccl-tests outside a graph: its launches are inside
@@ -208,7 +211,7 @@ def _allreduces(record: Record, found: Evidence, ranks: int | None) -> None:
         probe = Probe("allreduce", size=int(row["bytes"]), noise=noise)
         found.observations.append(Observation(probe, float(row["us"]), record.source))
     if rows:
-        found.facts.append(f"All-reduce times of {len(rows)} sizes are given ({record.source}).")
+        found.facts.append(f"All-reduce times of {counted(len(rows), 'size')} are given ({record.source}).")
 
 
 def _is_trace(record: Record) -> bool:
@@ -223,6 +226,9 @@ def launch_options(record: Record | None) -> tuple[dict[str, Any], tuple[str, ..
     if record is None or record.engine is None or not record.engine.flags or record.engine.name == "other":
         return {}, ()
     try:
+        if record.target_config is not None:  # it says more than its flags: the models themselves, and maybe the box
+            options, notes = recorded(record)
+            return {**options, **({"hardware": record.hardware} if record.hardware in names.hardware() else {})}, notes
         launch = read_launch(record.engine.name, record.engine.flags)
     except InputError as problem:
         return {}, (f"{record.source}: the launch settings cannot be used: {problem}",)

@@ -571,11 +571,18 @@ def of_record(record: Record, point: Point, hardware: str | Profile | None = Non
     hardware: the profile to predict with, else the record's own. Raises InputError when the record lacks what a
     prediction needs.
     """
-    from specsim.launch import read_launch  # only replays need it, and every start-up would pay for it
-
     box = hardware or record.hardware
     if box is None:
         raise InputError("names no hardware profile", where=f"record {record.name}", mend="give --hardware")
+    options, _ = recorded(record)
+    return build(hardware=box, batch=point.batch, context=round(point.context or 0), **options)
+
+
+def recorded(record: Record) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The models, launch flags and environment that a record holds, as options of `build`, and notes on the launch line. Raises
+    InputError when there is no engine or no model among them."""
+    from specsim.launch import read_launch  # only replays need it, and every start-up would pay for it
+
     if record.engine is None or record.target_config is None:
         raise InputError(
             "has no engine or no target config", where=f"record {record.name}", mend="measure again with both"
@@ -598,13 +605,5 @@ def of_record(record: Record, point: Point, hardware: str | Profile | None = Non
         draft = mtp_draft(target)
     if record.engine.env.get("SGLANG_SIMULATE_UNIFORM_EXPERTS"):
         options["routing"] = "uniform"
-    return build(
-        model=target,
-        draft=draft,
-        hardware=box,
-        engine=record.engine.name,
-        batch=point.batch,
-        context=round(point.context or 0),
-        version=record.engine.version,
-        **options,
-    )
+    held = {"model": target, "draft": draft, "engine": record.engine.name, "version": record.engine.version}
+    return {**options, **held}, launch.notes
