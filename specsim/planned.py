@@ -26,7 +26,7 @@ from specsim.scenarios import Scenario
 from specsim.simulation import simulate
 from specsim.simulation_costs import longest, server_of
 from specsim.steady import Requests
-from specsim.trace_stats import TraceStats, every, trace_stats
+from specsim.trace_stats import TraceStats, every, left_out, trace_stats
 from specsim.workload import Lengths, Trace, synthetic
 
 CONTEXTS = (1024, 4096, 16384, 65536)  # of the policies, beside the load's own
@@ -138,7 +138,7 @@ class Planned(Shown):
     def title(self) -> str:
         """One line: what is planned for."""
         s, r = self.plan.best.scenario, self.plan.requests
-        load = f"{short(self.plan.rate)} requests a second of {r.input_tokens:,.0f} + {r.output_tokens:,.0f} tokens"
+        load = f"{short(self.plan.rate)} request{'s'[: self.plan.rate != 1]} a second of {r.input_tokens:,.0f} + {r.output_tokens:,.0f} tokens"
         cached = f", {r.prefix_rate:.0%} of a prompt cached" if r.prefix_rate else ""
         return f"{s.model.name}, {s.engine.name}: {load}{cached}"
 
@@ -159,7 +159,10 @@ class Planned(Shown):
         cost = "" if price is None else f", {short(best.cost_per_million(found.rate, found.requests.output_tokens, price))} a million output tokens"  # fmt: skip
         sure = "" if found.tpot_ms is None else f" ({found.tpot_ms.interval})"
         many = "s" if best.replicas > 1 else ""
-        tpot = f"TPOT {short(p.tpot_s[0] * 1e3, 3)} ms{sure}, headroom {room(best, found.rate)}"
+        tpot = (
+            f"TPOT {short(p.tpot_s[0] * 1e3, 3)} ms{sure}" if p.tpot_s[0] else f"TTFT {short(p.ttft_s[0] * 1e3, 3)} ms"
+        )
+        tpot += f", headroom {room(best, found.rate)}"
         gpus = "1 GPU" if best.gpus == 1 else f"{best.gpus:,} GPUs"
         return f"{gpus}: {best.replicas:,} replica{many} of {where}; {tpot}{cost}."
 
@@ -244,7 +247,8 @@ def plan(model: AModel | None = None, /, **options: Any) -> Planned:
         headroom=wanted.headroom, max_gpus=wanted.max_gpus, draft_tokens=draft_tokens, speedup=wanted.speedup,
         hysteresis=wanted.hysteresis, contexts=CONTEXTS,
     )  # fmt: skip
-    found = replace(found, warnings=(*notes, *found.warnings))
+    of_trace = (left_out(stats.skipped),) if stats is not None and stats.skipped else ()
+    found = replace(found, warnings=(*notes, *of_trace, *found.warnings))
     return Planned(found, wanted, stats, _simulated(found, wanted, stats) if wanted.simulate and found.met else None)
 
 

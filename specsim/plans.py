@@ -261,7 +261,7 @@ def plan(
                 choices.append(_choice(s, machine, rate, requests, targets, headroom, policy.rising))
     for c in list(choices):
         capped = _capped(c, rate, targets, headroom)
-        if capped is not None and _order(capped, hysteresis) < _order(c, hysteresis):
+        if capped is not None and capped.replicas and _order(capped, hysteresis) < _order(c, hysteresis):
             choices.append(capped)
     ordered = tuple(sorted(choices, key=lambda c: _order(c, hysteresis)))
     best = ordered[0]

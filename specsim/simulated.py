@@ -21,6 +21,7 @@ from specsim.scenarios import Scenario
 from specsim.simulation import Simulation
 from specsim.simulation import simulate as run_through
 from specsim.simulation_costs import Ranges, Server, prefill_graphs, running_flag, server_of
+from specsim.trace_stats import left_out
 from specsim.two_states import two_states
 from specsim.workload import BLOCK, Lengths, Requests, Trace, synthetic
 
@@ -145,7 +146,8 @@ class Simulated(Shown):
         m = self.run.metrics
         good = f", {short(m.goodput)} of them within the targets" if m.targets_ms else ""
         done = f"{m.completed:,} request{'' if m.completed == 1 else 's'} in {short(m.duration_s)} s: {short(m.request_throughput)} requests a second{good}"
-        return f"{done}; {m.output_throughput:,.0f} output tokens a second."
+        made = short(m.output_throughput, 2) if m.output_throughput < 10 else f"{m.output_throughput:,.0f}"
+        return f"{done}; {made} output tokens a second."
 
     def json(self) -> dict[str, Any]:
         """The document of schema specsim.simulation/1."""
@@ -269,6 +271,6 @@ def check_rate(rate: float, replica: steady.Server, engine: str) -> None:
 def _notes(requests: Iterable[Requests] | Trace, run: Simulation, steps: float) -> Iterable[str]:
     skipped = requests.skipped if isinstance(requests, Trace) else 0
     if skipped:
-        yield f"{skipped:,} requests of the trace have no input or no output tokens and were left out"
+        yield left_out(skipped)
     if not run.compiled and steps > 20 * SMALL:
         yield "numba is not installed, so this ran in plain Python: pip install 'specsim[fast]' is over 100 times faster"

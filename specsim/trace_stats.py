@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.quantities import short
+from specsim.quantities import counted, short
 from specsim.workload import PS, Requests, Trace
 
 MINUTE = 60  # seconds
@@ -30,6 +30,7 @@ class TraceStats:
     busiest_second: int
     input_cv2: float = 0.0
     output_cv2: float = 0.0
+    skipped: int = 0  # requests without input or output tokens, which are left out
 
     def json(self) -> dict[str, Any]:
         return asdict(self)
@@ -37,7 +38,7 @@ class TraceStats:
     def sentence(self) -> str:
         """For people."""
         return (
-            f"trace: {self.requests:,} requests in {self.duration_s:,.0f} s, {short(self.mean_rate, 3)} a second on average, "
+            f"trace: {counted(self.requests, 'request')} in {self.duration_s:,.0f} s, {short(self.mean_rate, 3)} a second on average, "
             f"{short(self.peak_rate, 3)} in the busiest minute, {self.busiest_second:,} in the busiest second"
         )
 
@@ -49,7 +50,8 @@ def trace_stats(path: Path) -> TraceStats:
     """
     count, given, given2, made, made2, last = 0, 0, 0, 0, 0, 0.0
     second, minute = _Busiest(1), _Busiest(MINUTE)
-    for block in Trace(path):
+    trace = Trace(path)
+    for block in trace:
         count += len(block)
         given += int(block.input_tokens.sum())
         given2 += sum(n * n for n in block.input_tokens.tolist())
@@ -60,8 +62,25 @@ def trace_stats(path: Path) -> TraceStats:
             busiest.add(block.arrival)
     duration = max(last, 1.0)
     peak = minute.most / min(MINUTE, duration)
-    vary = (max(squares * count / total**2 - 1, 0.0) for squares, total in ((given2, given), (made2, made)))
-    return TraceStats(count, given / count, made / count, duration, count / duration, peak, second.most, *vary)
+    inputs, outputs = (max(x2 * count / total**2 - 1, 0.0) for x2, total in ((given2, given), (made2, made)))
+    return TraceStats(
+        count,
+        given / count,
+        made / count,
+        duration,
+        count / duration,
+        peak,
+        second.most,
+        inputs,
+        outputs,
+        trace.skipped,
+    )
+
+
+def left_out(skipped: int) -> str:
+    """A note about requests of a trace that failed."""
+    verb = "has" if skipped == 1 else "have"
+    return f"{counted(skipped, 'request')} of the trace {verb} no input or no output tokens: left out"
 
 
 class _Busiest:

@@ -1172,6 +1172,31 @@ def test_a_trace_sets_lengths_and_rate(specsim, trace):
     assert f"TPOT: mean {mean} ms ({of_all} over all tokens, closed form " in out
 
 
+def test_failed_requests_of_a_trace_are_counted_in_a_note(specsim, tmp_path):
+    file = tmp_path / "burst.csv"
+    file.write_text("Timestamp,Request tokens,Response tokens\n0,100,20\n5,100,0\n")
+    common = ("--model", "Llama-3.1-8B", "--hardware", "1x-h200", "--method", "none", "--trace", str(file))
+    for command in ("plan", "simulate"):
+        _, out, _ = specsim(command, *common)
+        assert "1 request of the trace has no input or no output tokens: left out" in out
+    assert json.loads(specsim("plan", *common, "--json")[1])["load"]["trace"]["skipped"] == 1
+
+
+def test_answers_of_one_token_are_told_by_their_first(specsim):
+    common = ("--model", "Llama-3.1-8B", "--hardware", "1x-h200", "--method", "none", "--rate", "1")
+    _, out, _ = specsim("plan", *common, "--output-tokens", "1")
+    assert "1 request a second of 1,024 + 1 tokens" in out
+    assert "no speculation; TTFT" in out
+
+
+def test_the_nearest_miss_is_no_capped_one(specsim):
+    """A cap never helps a server that misses its targets with hardly any load."""
+    common = ("--model", "Qwen3-30B-A3B", "--hardware", "1x-h200", "--method", "none", "--rate", "1", "--json")
+    code, out, _ = specsim("plan", *common, "--tpot-ms", "0.1")
+    assert code == 1
+    assert all(c["max_running_requests"] is None for c in json.loads(out)["choices"])
+
+
 def test_vllm_policy_file_is_its_speculative_config(specsim, tmp_path):
     file = tmp_path / "p.json"
     code, _, err = specsim(
