@@ -235,7 +235,7 @@ def build(
     described = load_engine(engine or "sglang", options.pop("version", None))
     parallel = _parallel(target, profile, tp, ep, dp_attention)
     if target.draft is not None and target.draft.kind != "model":
-        raise InputError(f"{target.name} is a {target.draft.kind} drafter, not a target", where="--model", mend="give it as --draft")  # fmt: skip
+        raise InputError(f"{target.name} drafts by {target.draft.kind} and is no target", where="--model", mend="give it as --draft")  # fmt: skip
     drafter, kind = _drafter(target, draft, method, described.name)
     wants = [
         x
@@ -258,7 +258,7 @@ def build(
     rows = _positive("batch", 1 if batch is None else batch)
     cached = _positive("context", DEFAULT_CONTEXT if context is None else context, least=0)
     if target.max_context and (cached > target.max_context).any():
-        warnings.append(f"context {np.max(cached):g} is beyond the {target.max_context} tokens of {target.name}")
+        warnings.append(f"context {np.max(cached):,.0f} is beyond the {target.max_context:,} tokens of {target.name}")
     if routing is not None and target.experts is None:
         warnings.append(f"{target.name} has no experts: --routing is left out")
     given = [n for n, v in (("--accept-rate", accept_rate), ("--accept-length", accept_length),
@@ -329,13 +329,12 @@ def _positive(name: str, value: ArrayLike, least: float = 1) -> Array:
     most = LIMITS[name]
     bad = ~(np.isfinite(array) & (array >= least) & (array <= most))
     if np.any(bad):
-        raise InputError(
-            f"{array[bad].flat[0] if array.ndim else array:g} is out of range",
-            where=option,
-            mend=f"give {least:g} to {most:,}",
-        )
-    if np.any(array != np.floor(array)):
-        raise InputError("is not a whole number", where=option, mend=f"give {least:g} to {most:,}")
+        wrong = float(array[bad].flat[0] if array.ndim else array)
+        said = f"{wrong:,.0f}" if abs(wrong) < 1e12 else f"{wrong:g}"
+        raise InputError(f"{said} is out of range", where=option, mend=f"give {least:g} to {most:,}")
+    if np.any(broken := array != np.floor(array)):
+        said = f"{float(array[broken].flat[0] if array.ndim else array):g}"
+        raise InputError(f"{said} is not a whole number", where=option, mend=f"give {least:g} to {most:,}")
     return array
 
 

@@ -59,6 +59,8 @@ WRONG = {
     "predict --accept-rate 0.5:0.9:0.1": "--accept-rate: '0.5:0.9:0.1' is several values where one is needed; specsim sweep",
     "predict --batch 1.5": "'1.5' is not a whole number",
     "predict --batch 0": "--batch: 0 is out of range; give 1 to",
+    "predict --batch 1000000": "--batch: 1,000,000 is out of range; give 1 to",
+    "predict --model qwen3-8b-eagle3": "--model: qwen3-8b-eagle3 drafts by eagle3 and is no target; give it as --draft",
     "predict --context -5": "--context: -5 is out of range; give 0 to",
     "predict --accept-rate 60": "--accept-rate: 60 is not in [0, 1]",
     "predict --accept-rate x": "--accept-rate: 'x' is not a number; for example 0.6 or 60%",
