@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from specsim import calibrate
 from specsim.calibrate import build, fit
 from specsim.configs import load_model
+from specsim.errors import InputError
 from specsim.machine import build as build_machine
 from specsim.ops import Operator, Rate, operator_seconds
 from specsim.profiles import dump_profile, load_profile, parse_profile
@@ -429,6 +430,8 @@ def test_a_refit_writes_only_where_it_is_told(tmp_path: Path, capsys: pytest.Cap
     command.main(["--refit", str(record), "--json"], standalone_mode=False)
     document = json.loads(capsys.readouterr().out)
     assert document["profile"] is document["record"] is None
+    with pytest.raises(InputError, match="is a record that is fitted; name the profile's file"):
+        command.main(["--refit", str(record), "-o", str(record)], standalone_mode=False)
     command.main(["--refit", str(record), "-o", str(tmp_path / "new.yaml")], standalone_mode=False)
     assert f"Wrote {tmp_path / 'new.yaml'} and new.record.json." in capsys.readouterr().out.replace("\n", " ")
     assert [path.name for path in given.iterdir()] == ["box.record.json"]
