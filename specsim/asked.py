@@ -150,6 +150,9 @@ def options_of(values: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ..
         raise InputError("two launch lines", where="--sglang-args and --vllm-args", mend="give one of them")
     notes: tuple[str, ...] = ()
     for engine, line in lines:
+        if options.get("engine", engine) != engine:
+            what = f"{options['engine']}, and the launch line is of {engine}"
+            raise InputError(what, where="--engine", mend=f"leave it out, or give --{options['engine']}-args")
         from specsim.launch import read_launch  # a start-up without a launch line does not pay for it
         from specsim.observe_read import without_secrets
 

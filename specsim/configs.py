@@ -182,9 +182,11 @@ def _locate(given: str | os.PathLike[str]) -> Path:
             mend="give a preset or the folder of a config.json (beside a launch line: --model)",
         )
     names = tuple(p.stem for p in sorted(PRESETS.glob("*.json")))
-    raise InputError(
-        f"no model {name_or_path[:80]!r}: no preset, folder or file", mend=did_you_mean(name_or_path[:80], names)
-    )
+    mend = did_you_mean(name_or_path[:80], names)
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", name_or_path):  # as Hugging Face calls one
+        near = f"{mend.split(' (')[0]} else " if mend.startswith("did") else ""
+        mend = f"{near}save huggingface.co/{name_or_path[:80]}/raw/main/config.json and give that file"
+    raise InputError(f"no model {name_or_path[:80]!r}: no preset, folder or file", mend=mend)
 
 
 def _preset_stem(name: str) -> str | None:

@@ -542,8 +542,9 @@ def _show(values: Array) -> str:
 def _cap(engine: Engine, options: Mapping[str, Any], batch: Array, method: str, warnings: list[str]) -> None:
     cap = options.get("max_running_requests") or (engine.running_cap_speculative if method != "none" else None)
     if cap and (batch > cap).any():
+        flag = "--max-num-seqs" if engine.name == "vllm" else "--max-running-requests"
         warnings.append(
-            f"{engine.name} runs at most {counted(cap, 'request')} at once here: batch {math.floor(float(np.max(batch)))} would queue (set --max-running-requests)"
+            f"{engine.name} runs at most {counted(cap, 'request')} at once here: batch {math.floor(float(np.max(batch)))} would queue (set {flag})"
         )
 
 

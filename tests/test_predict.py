@@ -409,6 +409,12 @@ def test_an_interval_of_even_routing_that_reaches_down_alone_says_why() -> None:
     assert not told(model="Llama-3.1-8B")
 
 
+def test_a_batch_beyond_the_running_limit_names_the_engines_own_flag() -> None:
+    for engine, flag in (("sglang", "--max-running-requests"), ("vllm", "--max-num-seqs")):
+        made = build(model="Qwen3-8B", hardware="1x-h200", engine=engine, batch=32, max_running_requests=16)
+        assert f"{engine} runs at most 16 requests at once here: batch 32 would queue (set {flag})" in made.warnings
+
+
 def test_a_drafter_that_cannot_serve_the_target_is_told_by_its_own_name() -> None:
     """One whose way of drafting has no equation, and one of another vocabulary: ids of tokens are what the two exchange."""
     drafter = load_model("qwen3-8b-eagle3")

@@ -330,7 +330,9 @@ def _refit(paths: list[Path], options: dict[str, Any]) -> None:
             raise InputError("says nothing with --refit", where=option.opts[0], mend=mend)
     target = Path(options["output"]) if options["output"] else None
     if target is not None and target.resolve() in [path.resolve() for path in paths]:
-        raise InputError(f"{str(target)!r} is a record that is fitted", where="--output", mend="name the profile's file")
+        raise InputError(
+            f"{str(target)!r} is a record that is fitted", where="--output", mend="name the profile's file"
+        )
     result = rebuild([_record(path) for path in paths], _published())
     _write(result, target, options, 0.0)
 
