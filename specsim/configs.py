@@ -128,8 +128,17 @@ def load_model(name_or_path: str | os.PathLike[str]) -> Model:
     path = _locate(name_or_path)
     if path.parent == PRESETS and path.suffix == ".json":
         return _preset(path.stem)
-    name = path.parent.resolve().name if path.name == "config.json" else path.stem
-    return parse_model(read_text(path, "model config"), str(path), name, side_quant=_side_quant(path))
+    return parse_model(read_text(path, "model config"), str(path), _called(path), side_quant=_side_quant(path))
+
+
+def _called(path: Path) -> str:
+    """What the model of a file is called: as its folder is, in Hugging Face's cache (models--OWNER--NAME/snapshots/COMMIT) as the
+    model is, or as the file."""
+    if path.name != "config.json":
+        return path.stem
+    folder = path.parent.resolve()
+    cached = re.fullmatch(r"models--.+?--(.+)", folder.parent.parent.name)
+    return cached[1] if cached and folder.parent.name == "snapshots" else folder.name
 
 
 def parse_model(text: str, where: str, name: str, side_quant: dict[str, Any] | None = None) -> Model:
@@ -164,6 +173,9 @@ def _locate(given: str | os.PathLike[str]) -> Path:
     try:
         if path.is_dir():
             if not (path / "config.json").is_file():
+                cached = sorted(path.glob("snapshots/*/config.json"), key=lambda found: found.stat().st_mtime)
+                if cached:  # Hugging Face's cache, the newest commit
+                    return cached[-1]
                 raise InputError("the folder holds no config.json", where=name_or_path, mend="give the model's folder")
             return path / "config.json"
         if path.exists():  # a pipe too, as a shell's <(...) gives it

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import itertools
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -689,6 +690,21 @@ def test_layer_limit_is_reached_quickly() -> None:
 
 
 # --- finding ---
+
+
+def test_a_folder_of_hugging_faces_cache_is_its_newest_commit(tmp_path: Path) -> None:
+    """The model goes by its own name, by which its public draft is found, whichever of the two folders is given."""
+    cache = tmp_path / "models--Qwen--Qwen3-8B"
+    (cache / "blobs").mkdir(parents=True)
+    for place, (commit, layers) in enumerate((("aaaa", 30), ("0000", 36))):
+        blob = cache / "blobs" / commit
+        blob.write_text(json.dumps({**load_config("Qwen3-8B"), "num_hidden_layers": layers}))
+        os.utime(blob, (1e9 + place, 1e9 + place))
+        (cache / "snapshots" / commit).mkdir(parents=True)
+        (cache / "snapshots" / commit / "config.json").symlink_to(blob)
+    for folder, layers in ((cache, 36), (cache / "snapshots" / "aaaa", 30)):
+        model = load_model(folder)
+        assert (model.name, model.num_layers) == ("Qwen3-8B", layers)
 
 
 def test_presets_folders_and_files(tmp_path: Path) -> None:
