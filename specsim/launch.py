@@ -85,6 +85,9 @@ def read_launch(
     """
     if engine not in ENGINES:
         raise InputError(f"unknown engine {engine!r}", where="--engine", mend=did_you_mean(engine, ENGINES))
+    if "ServerArgs(" in line:
+        mend = "give the flags that it was started with, or the log to specsim diagnose"
+        raise InputError("is what a server prints, not what starts it", where=f"{engine} launch line", mend=mend)
     parts = _take_apart(engine, line)
     tag = re.search(r":v?(\d+\.\d+\.\d+)", parts.image)
     if version is None and tag:

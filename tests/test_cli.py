@@ -93,6 +93,7 @@ WRONG = {
     "predict --sglang-args ''": "--sglang-args: is empty",
     "predict --sglang-args '--tp x'": "'x' is not a whole number",
     "predict --sglang-args --foo --vllm-args --bar": "two launch lines; give one of them",
+    "predict --sglang-args \"server_args=ServerArgs(model_path='m')\"": "is what a server prints, not what starts it",
     "predict extra": "specsim predict: 'extra' stands alone; --help lists the options that take a value",
     "predict qwen3-8b": "'qwen3-8b' stands alone; write --model qwen3-8b",
     "sweep 8x-h100 more": "'8x-h100' stands alone; write --hardware 8x-h100",
