@@ -11,6 +11,7 @@ import click
 from specsim.commands.common import (
     Meter,
     OutFile,
+    Share,
     draw,
     json_option,
     note,
@@ -64,9 +65,11 @@ def lists_of_some(command: Callable[..., Any]) -> Callable[..., Any]:
     "--speedup", type=float, default=1.5, metavar="X", help="Speedup to give drafters' targets for; default 1.5."
 )
 @click.option(
-    "--hysteresis", type=float, default=0.03, metavar="F", help="Gain that a switch must bring; default 0.03."
+    "--hysteresis", type=Share(), default=0.03, metavar="F", help="Gain that a switch must bring; default 0.03."
 )
-@click.option("--headroom", type=float, default=0.1, metavar="F", help="Share by which the rate may grow; default 0.1.")
+@click.option(
+    "--headroom", type=Share(), default=0.1, metavar="F", help="Share by which the rate may grow; default 0.1."
+)
 @click.option("--max-gpus", type=COUNT, metavar="N", help="GPUs there are at most; default any number.")
 @click.option("--price-per-gpu-hour", type=float, metavar="P", help="Give the cost of a million output tokens.")
 @click.option("--policy", type=OutFile(), metavar="FILE", help="Write when to switch, as --engine reads it (JSON).")

@@ -10,6 +10,7 @@ import click
 from specsim.commands.common import (
     Meter,
     OutFile,
+    Share,
     draw,
     json_option,
     note,
@@ -62,7 +63,7 @@ REQUESTS, INPUT, OUTPUT = 1000, 1024, 256  # as specsim.simulated has them
 @click.option("--input-tokens", type=TOKENS, metavar="TOKENS", help=f"Prompt tokens of a request; default {INPUT:,}.")
 @click.option("--output-tokens", type=TOKENS, metavar="TOKENS", help=f"Tokens a request generates; default {OUTPUT:,}.")
 @click.option(
-    "--range-ratio", type=float, metavar="F", help="Draw lengths from F x tokens to tokens; default 1, all alike."
+    "--range-ratio", type=Share(), metavar="F", help="Draw lengths from F x tokens to tokens; default 1, all alike."
 )
 @prefix_option
 @click.option(
