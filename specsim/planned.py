@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from specsim.workload import Lengths, Trace, synthetic
 
 CONTEXTS = (1024, 4096, 16384, 65536)  # of the policies, beside the load's own
 INPUT, OUTPUT = 1024, 256
+LIVES = 10  # of a request: shorter runs do not settle
 PLAIN = 300_000  # decode steps of a sequence: plain Python is done with them before a kernel is compiled
 
 
@@ -315,5 +317,18 @@ def _simulated(found: Plan, wanted: Wanted, stats: TraceStats | None) -> dict[st
     ):  # TPOT of all tokens together, as the closed form has it: of a trace, short answers see more
         out["mean_itl_ms"] = m.itl_token.mean
     out["share_within_targets"] = m.goodput / m.request_throughput if m.request_throughput else 0.0
-    out["warnings"] = list(run.warnings)
+    out["warnings"] = [*run.warnings, *_unsettled(found, m.completed, stats)]
     return out
+
+
+def _unsettled(found: Plan, completed: int, stats: TraceStats | None) -> Iterator[str]:
+    """A note where a server fills and empties for much of a run, so that its means are not those of the steady state."""
+    assert found.best.point is not None
+    running = float(found.best.point.running[0])
+    if stats is None and completed < LIVES * running:
+        digit = 10 ** int(math.log10(LIVES * running))
+        enough = math.ceil(LIVES * running / digit) * digit
+        yield (
+            f"{running:,.0f} requests run at once in the steady state, and the simulation of {completed:,} starts empty: "
+            f"--num-requests {enough} is long enough to settle"
+        )

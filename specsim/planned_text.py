@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from specsim.pages import Grid, Line, Page, grid
+from specsim.percentiles import PERCENTS
 from specsim.planned import Planned, missed, room
 from specsim.plans import Choice, Target
 from specsim.policy import said
-from specsim.quantities import short
+from specsim.quantities import counted, short
 
 SHOWN = 12  # choices
 
@@ -123,12 +124,13 @@ def _simulation(p: Planned) -> Iterator[Line]:
     assert m is not None
     assert at is not None
     within = f"{m['share_within_targets']:.0%} within the targets"
-    yield Line(f"simulated: {m['requests']:,} request{'' if m['requests'] == 1 else 's'} through one replica, {within}")
+    yield Line(f"simulated: {counted(m['requests'], 'request')} through one replica, {within}")
     for name, closed in (("TTFT", at.ttft_s), ("TPOT", at.tpot_s)):
         key = name.lower()
         if f"mean_{key}_ms" in m:
             of_all = f"{short(m['mean_itl_ms'])} over all tokens, " if p.trace and name == "TPOT" else ""
             mean = f"mean {short(m[f'mean_{key}_ms'])} ms ({of_all}closed form {short(closed[0] * 1e3)})"
-            yield Line(f"  {name}: {mean}, p50 {short(m[f'p50_{key}_ms'])}, p99 {short(m[f'p99_{key}_ms'])}")
+            shown = (f"{which} {short(m[f'{which}_{key}_ms'])}" for which in PERCENTS if f"{which}_{key}_ms" in m)
+            yield Line(f"  {name}: {', '.join([mean, *shown])}")
     for warning in m["warnings"]:
         yield Line(f"note: {warning}", "warning")

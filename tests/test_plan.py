@@ -1182,6 +1182,18 @@ def test_failed_requests_of_a_trace_are_counted_in_a_note(specsim, tmp_path):
     assert json.loads(specsim("plan", *common, "--json")[1])["load"]["trace"]["skipped"] == 1
 
 
+def test_a_simulation_too_short_to_settle_says_so(specsim):
+    """Nearly 100 run on average: 100 requests are no more than fill the server."""
+    common = ("--model", "Llama-3.1-8B", "--hardware", "1x-h200", "--method", "none", "--rate", "21", "--headroom", "0")
+    _, out, _ = specsim(
+        "plan", *common, "--simulate", "--num-requests", "100", "--tpot-ms", "40", "--percentile", "p90"
+    )
+    assert re.search(r"9\d requests run at once .* --num-requests 1000 is long enough to settle", " ".join(out.split()))
+    assert re.search(r"TPOT: mean .*, p50 [\d.]+, p90 [\d.]+, p99", out)
+    _, out, _ = specsim("plan", *common[:-4], "--rate", "1", "--simulate", "--num-requests", "100")
+    assert "too short" not in out
+
+
 def test_answers_of_one_token_are_told_by_their_first(specsim):
     common = ("--model", "Llama-3.1-8B", "--hardware", "1x-h200", "--method", "none", "--rate", "1")
     _, out, _ = specsim("plan", *common, "--output-tokens", "1")
