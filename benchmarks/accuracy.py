@@ -47,7 +47,7 @@ REASONS = (
     ("gpt-oss-*", "cycle", "the host, which had another server beside it"),
     ("gpt-oss-*", "break_even", "the host, which had another server beside it"),
     ("gpt-oss-*", "*", "published tables of its kernels; all rows choose the same experts"),
-    ("*-tp2-*-eager", "*", "host-bound: twice what one GPU takes, why is not known"),
+    ("*-tp2-*-eager", "extend", "the timer holds the wait for the rank whose host is late"),
     ("*-eager*", "*", "host-bound: one server's own times differ by half as the minutes pass"),
     ("llama8b-e3-s5", "cycle", "the host, which had another server beside it, at this point alone"),
     ("qwen3-8b-e3-s3", "cycle", "the host, which had another server beside it, at this point alone"),

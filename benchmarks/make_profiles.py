@@ -21,7 +21,6 @@ from specsim.prediction import predict
 from specsim.profiles import (
     AllReduceCurve,
     Gpu,
-    Launch,
     Profile,
     Source,
     SourceKind,
@@ -74,8 +73,6 @@ RTX_PRO = gpu(
     note="bf16 at the 2430 MHz observed",
 )  # fmt: skip
 
-PYTHON_H200 = launch(50.0, "collective: 45 to 60 us from Python on one H200 host, whatever the size")
-PYTHON_OTHER = launch()
 
 # --- all-reduce: other public curves (us by bytes) -----------------------------------------------------------------
 
@@ -166,7 +163,6 @@ class Box:
     gpus: int
     link: Link
     system: str  # whose tables
-    launch: Launch = PYTHON_OTHER
     caveats: tuple[str, ...] = ()
     extra: tuple[AllReduceCurve, ...] = ()
     like: Gpu | None = None  # the GPU of those tables, where it is another one
@@ -187,12 +183,12 @@ PUBLISHED = "published operator tables"
 PRO = "rtx_pro_6000_server"
 
 BOXES = [
-    Box("1x-h200-published", f"One H200 SXM, {PUBLISHED}", H200, 1, "none", "h200_sxm", PYTHON_H200, (TABLES,)),
+    Box("1x-h200-published", f"One H200 SXM, {PUBLISHED}", H200, 1, "none", "h200_sxm", caveats=(TABLES,)),
     Box(
         "2x-h200-published", f"Two H200 SXM, NVLink, {PUBLISHED}",
-        H200, 2, "nvlink", "h200_sxm", PYTHON_H200, (TABLES, LOOP),
+        H200, 2, "nvlink", "h200_sxm", caveats=(TABLES, LOOP),
     ),
-    Box("8x-h200", f"Eight H200 SXM, NVLink, {PUBLISHED}", H200, 8, "nvlink", "h200_sxm", PYTHON_H200, (TABLES, LOOP)),
+    Box("8x-h200", f"Eight H200 SXM, NVLink, {PUBLISHED}", H200, 8, "nvlink", "h200_sxm", caveats=(TABLES, LOOP)),
     Box("8x-h100", f"Eight H100 SXM, NVLink, {PUBLISHED}", H100, 8, "nvlink", "h100_sxm", caveats=(TABLES, LOOP)),
     Box("8x-a100", f"Eight A100 SXM 80GB, NVLink, {PUBLISHED}", A100, 8, "nvlink", "a100_sxm", caveats=(TABLES, LOOP)),
     Box("8x-b200", f"Eight B200 SXM, NVLink, {PUBLISHED}", B200, 8, "nvlink", "b200_sxm", caveats=(TABLES, LOOP)),
@@ -238,7 +234,7 @@ def build(box: Box) -> Profile:
         gpu=box.gpu,
         operators=fill(rates | small_classes(box.gpu, box.system), DATE),
         allreduce=[*box_curves(found, box.gpus, box.link), *box.extra] if box.gpus > 1 else [],
-        launch=box.launch,
+        launch=launch(),
         caveats=list(box.caveats),
     )
 

@@ -8,8 +8,7 @@ scenario and the profile say beforehand, whatever the run's own times:
 - experts outside the sizes that their class was calibrated at: engines choose the configuration of their kernel by how many
   there are and how wide, and a fit to other sizes does not know this one's;
 - routing in which all rows choose the same experts: kernels that cut an expert's rows into tiles take its weights up once a tile,
-  and classes are calibrated where there is one;
-- passes without graphs over several ranks: their processes launch at once, and no term says what they cost each other.
+  and classes are calibrated where there is one.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ COMPARED = ("decode", "verify", "cycle")  # the timers of draft and extend hold 
 
 def set_aside(cases: Iterable[Case]) -> dict[str, str]:
     """By record that says nothing about the engine's terms, why."""
-    found = {case.record: next(_reasons(case.scenario, case.eager), "") for case in cases}
+    found = {case.record: next(_reasons(case.scenario), "") for case in cases}
     return {record: why for record, why in found.items() if why}
 
 
-def _reasons(s: Scenario, eager: bool) -> Iterator[str]:
+def _reasons(s: Scenario) -> Iterator[str]:
     if foreign := _foreign(s):
         yield f"{s.profile.name} has {', '.join(foreign)} from elsewhere, and others measured on the box"
     for name, experts in _experts(s):
@@ -51,8 +50,6 @@ def _reasons(s: Scenario, eager: bool) -> Iterator[str]:
             yield f"{here}, and {name} of {s.profile.name} was calibrated at {there}: `specsim calibrate --model` measures a model's own"
     if s.routing is COLLAPSED:
         yield "all rows chose the same experts, and classes are calibrated with rows that spread"
-    if eager and s.parallel.tp > 1:
-        yield "without graphs over several ranks, and no term says what their launches cost each other"
 
 
 def _foreign(s: Scenario) -> list[str]:

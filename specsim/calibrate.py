@@ -582,7 +582,7 @@ def _launch(samples: Sequence[Sample], curves: Sequence[AllReduceCurve], source:
     eager = [c for c in curves if c.mode == "eager"]
     if eager:
         found["eager_collective"] = min(max(eager, key=lambda c: c.ranks).latency_us)
-    defaults = {"eager_kernel": 5.0, "eager_collective": 50.0, "graph_launch": 15.0}
+    defaults = {"eager_kernel": 5.0, "eager_collective": 32.0, "graph_launch": 15.0}
     missing = [name for name in defaults if name not in found]
     value = defaults | found
     node = f"an empty node takes {found['graph_node']:.2f} us, which" if "graph_node" in found else "what a node takes"

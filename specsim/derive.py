@@ -29,22 +29,22 @@ LAUNCH_SOURCE = (
     "eager kernels 4 to 6 us from Python engines; a graph 15 us and 0.55 to 0.58 us between its nodes "
     "(ahrefs/ocannl issue 488, NVIDIA/Megatron-LM PR 6453)"
 )
-COLLECTIVE_US = 40.0
+COLLECTIVE_US = 32.0
 COLLECTIVE_NOTE = (
-    "collective: 20 to 50 us in the eager all-reduce tables of aiconfigurator_core, 45 to 60 us on an H200 host"
+    "collective: 20 to 50 us in the eager all-reduce tables of aiconfigurator_core, 25 to 50 us on H200 hosts"
 )
 
 
-def launch(collective_us: float = COLLECTIVE_US, note: str = COLLECTIVE_NOTE, date: str = "2026-08") -> Launch:
+def launch(date: str = "2026-08") -> Launch:
     """Launch costs that hold for any NVIDIA GPU driven from Python."""
     return Launch(
         kernel_us=5.0,
-        collective_us=collective_us,
+        collective_us=COLLECTIVE_US,
         graph_us=15.0,
         graph_node_us=0.6,
         relative_uncertainty=0.3,
         source=Source(kind="assumed", reference=LAUNCH_SOURCE, date=date),
-        note=note,
+        note=COLLECTIVE_NOTE,
     )
 
 

@@ -44,6 +44,7 @@ UNKNOWN = 1e-6  # share below which they say nothing at all
 # How far one model's runs lie from what terms common to all models say: the error of the profile's operator classes for
 # its shapes in graphs; eagerly, that a launch from one model's code costs 6 and from another's 11 bare ones.
 MODEL_SPREAD, EAGER_SPREAD = 0.03, 0.25
+WAITING = {"draft", "extend"}  # phases of several ranks whose timers hold the wait for the rank whose host is late
 SIGNED_SPREAD = (
     0.1  # prior spread of a term whose prior is 0 (kernel_gap, microseconds): a tenth of the smallest kernel
 )
@@ -192,6 +193,7 @@ def cases_of(
         case = Case(record.name, _model(scenario), scenario, machine_of(scenario), tuple(record.corrections), seen)
         has = {phase for phase, time in case.times({}).items() if np.all(time > 0)}  # one draft step is no draft pass
         has -= {"decode"} if scenario.method != "none" else set()
+        has -= WAITING if scenario.parallel.tp > 1 else set()
         seen = tuple(s for s in seen if s.phase in has)
         if seen:
             cases.append(replace(case, seen=seen))

@@ -411,8 +411,8 @@ def cost(
     """Seconds of a pass.
 
     In a graph: the operators, the engine's corrections a kernel, row and layer, and one graph launch. Eager: max(GPU
-    time with the gaps between its kernels, kernels x the engine's cost of a launch + calls of all-reduces); `ahead` seconds of launching are hidden
-    behind work that the GPU already has. cut: only attention is launched so, between graphs of all else, one more than there are
+    time with the gaps between its kernels, kernels and all-reduces x what the engine's code takes to launch one); `ahead` seconds of launching
+    are hidden behind work that the GPU already has. cut: only attention is launched so, between graphs of all else, one more than there are
     layers. target: the server's (see `Machine.launch_s`).
     """
     n, terms = load.ndim, machine.terms
@@ -439,16 +439,17 @@ def cost(
             seconds[name] = seconds[name] + part.kernels * gap
         add("launch", lift(machine.launch["graph_s"], n), 1, machine.launch_source)
     else:
-        gpu = sum(seconds.values(), ZERO)
+        gpu, called = sum(seconds.values(), ZERO), 0.0
         if cut:  # all-reduces are in the graphs
             kernels = priced.parts["attention"].kernels if "attention" in priced.parts else ZERO
             calling = (p.layers + 1) * lift(machine.launch["graph_s"], n)
         else:
             kernels = sum((part.kernels for part in priced.parts.values()), ZERO)
-            least = lift(machine.launch["collective_s"], n)
+            least = lift(machine.launch_s(target, "collective_s"), n)
             calling = sum((count * np.maximum(eager, least) for count, eager in priced.sums), ZERO)
+            called = sum(count for count, _ in priced.sums)
         gaps = kernels * lift(terms["eager_gap"], n)
-        launches = kernels * lift(machine.launch_s(target), n) + calling
+        launches = (kernels - called) * lift(machine.launch_s(target), n) + calling
         waits = np.maximum(launches - gpu - gaps - ahead, 0.0)
         # A bare launch, times what the engine makes of it.
         origin = _weakest(machine.launch_source, machine.terms_source)
@@ -530,20 +531,13 @@ def _value(form: Form, worths: Sequence[Array]) -> Array:
     return ZERO if amount is None else amount
 
 
-def allreduce_seconds(
-    message: Array, machine: Machine, engine: Engine, network: Network, *, graph: bool, gather: bool = False
-) -> tuple[Array, Array, str]:
-    """(seconds of one all-reduce of `message` bytes on the GPU, seconds that calling it costs the host, origin).
+def allreduce_seconds(message: Array, machine: Machine, engine: Engine, network: Network) -> Array:
+    """Seconds of one all-reduce of `message` bytes in a graph, with what its ranks wait for each other.
 
-    Each size is served by the implementation that the engine picks. On the GPU it takes as long as in a graph, and what
-    its ranks wait for each other; outside a graph the host pays the eager latency, none cheaper than one collective.
+    Each size is served by the implementation that the engine picks.
     """
-    limits = network.limits(engine, graph, gather)
-    time, called, origin = _one_sum(machine, limits, network.ranks, graph, message)
-    n = message.ndim
-    if not graph:
-        called = np.maximum(called, lift(machine.launch["collective_s"], n))
-    return time + lift(machine.terms["allreduce_skew"], n), called, origin
+    time, _, _ = _one_sum(machine, network.limits(engine, True, False), network.ranks, True, message)
+    return time + lift(machine.terms["allreduce_skew"], message.ndim)
 
 
 def _one_sum(machine: Machine, limits: Limits, ranks: int, graph: bool, message: Array) -> tuple[Array, Array, str]:

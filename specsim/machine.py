@@ -132,12 +132,13 @@ class Machine:
         vars(other).update(once=self.once, passes=self.passes, routing=self.routing)
         return other
 
-    def launch_s(self, target: Model | None) -> Array:
-        """Seconds that the engine's code takes to launch a kernel outside graphs. Where the server's target has experts, the code
-        is too varied to stay in the host's caches, which slows all of it."""
+    def launch_s(self, target: Model | None, what: str = "kernel_s") -> Array:
+        """Seconds that the engine's code takes to launch a kernel (or a collective) outside graphs: a bare launch from Python, times
+        what the engine makes of it. Where the server's target has experts, the code is too varied to stay in the host's caches, which
+        slows all of it."""
         terms = self.terms
         several = terms["eager_experts"] if target is not None and target.experts is not None else 1.0
-        return np.asarray(self.launch["kernel_s"] * terms["eager_factor"] * several)
+        return np.asarray(self.launch[what] * terms["eager_factor"] * several)
 
     @property
     def read(self) -> frozenset[Any]:

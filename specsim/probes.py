@@ -193,7 +193,7 @@ def _price(base: Scenario, probe: Probe, fault: Fault, m: Machine, severity: Sev
     if probe.kind == "allreduce":
         _, machine = fault.apply(s, m, severity, "verify")
         size = np.asarray(float(probe.size))
-        return allreduce_seconds(size, machine, s.engine, s.network, graph=True)[0]
+        return allreduce_seconds(size, machine, s.engine, s.network)
     if probe.kind == "greedy" and fault.id == "sampling":
         return np.asarray(target_pass(s, m, s.draft_tokens, "verify").total)
     phase = {"decode": "decode", "cycle": "cycle", "rate": "cycle"}.get(probe.kind, "verify")

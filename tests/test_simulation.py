@@ -307,9 +307,11 @@ def test_interpolation_errs_below_half_a_percent_in_prefill(tokens: int, cached:
 
 def test_prefill_times_jump_where_the_all_reduce_changes() -> None:
     """gpt-oss-120b, TP 8: a message of 2,913 rows of 2,880 bf16 values passes 16 MiB, where the engine's own all-reduce ends:
-    the time jumps between two neighbouring numbers of rows of an eager prefill, and the table jumps there too."""
+    the time jumps between two neighbouring numbers of rows of an eager prefill, and the table jumps there too, on a host so fast that
+    the GPU is what counts."""
     s = specsim.scenario(model="gpt-oss-120b", hardware="8x-h100", method="none", prefill_graphs=False)
     machine = machine_of(s)
+    machine = machine.under({**machine.terms, "eager_factor": np.asarray(0.1)})
     c = tables(s, machine, 2, 8192)
     rows = np.arange(1.0, 8193)
     exact = prefill_seconds(s, machine, rows, 20_000 + (rows + 1) / 2)
