@@ -315,7 +315,7 @@ def test_prefill_times_jump_where_the_all_reduce_changes() -> None:
     c = tables(s, machine, 2, 8192)
     rows = np.arange(1.0, 8193)
     exact = prefill_seconds(s, machine, rows, 20_000 + (rows + 1) / 2)
-    assert exact[2912] / exact[2911] < 0.98  # NCCL is quicker there
+    assert exact[2912] / exact[2911] > 1.015  # NCCL is slower there
     table = [prefill_time(c.tokens, c.reach, c.prefill, int(n), 20_000 + (n + 1) / 2) / 1e12 for n in rows]
     np.testing.assert_allclose(table, exact, rtol=0.005)
 
