@@ -203,6 +203,7 @@ def folder() -> Path:
     return Path(importlib.import_module("specsim.hardware").__path__[0])
 
 
+OTHER_UNIT = 100.0  # times
 REQUIRED = ("gemm_bf16", "attention_gqa", "norm", "tiny")  # operator classes that every profile has
 
 
@@ -268,7 +269,18 @@ def parse_profile(text: str, where: str) -> Profile:
     if missing:
         listing = ", ".join(missing)
         raise InputError(f"operators lacks {listing}", where=where, mend="every profile needs " + ", ".join(REQUIRED))
+    _refuse_other_units(profile, where)
     return profile
+
+
+def _refuse_other_units(profile: Profile, where: str) -> None:
+    """A rate a hundred times off the GPU's own is in another unit: TB/s, bytes, GFLOPS."""
+    for name, rate in profile.operators.items():
+        for field, own in (("bandwidth_gb_s", "bandwidth_gb_s"), ("peak_tflops", "bf16_tflops")):
+            value, of_gpu = getattr(rate, field), getattr(profile.gpu, own)
+            if value and not of_gpu / OTHER_UNIT < value < of_gpu * OTHER_UNIT:
+                said = f"operators.{name}.{field} is {value:g} where gpu.{own} is {of_gpu:g}"
+                raise InputError(said, where=where, mend="give both in the unit that their names end in")
 
 
 def _first(error: ValidationError) -> tuple[str]:

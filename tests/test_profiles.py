@@ -189,6 +189,16 @@ def _seconds(name: str) -> float:
         ("operators.norm.bandwidth_gb_s", float("nan"), ["operators.norm.bandwidth_gb_s", "nan"]),
         ("operators.norm.bandwidth_gb_s", float("inf"), ["operators.norm.bandwidth_gb_s", "inf"]),
         ("operators.norm.bandwidth_gb_s", 1e30, ["operators.norm.bandwidth_gb_s", "less than"]),
+        (
+            "operators.norm.bandwidth_gb_s",
+            2.0,
+            ["operators.norm.bandwidth_gb_s is 2 where gpu.bandwidth_gb_s is 2000; give both in"],
+        ),
+        (
+            "operators.gemm_bf16.peak_tflops",
+            7e5,
+            ["operators.gemm_bf16.peak_tflops is 700000 where gpu.bf16_tflops is"],
+        ),
         ("operators.norm.bandwidth_gb_s", "fast", ["operators.norm.bandwidth_gb_s", "valid number", "'fast'"]),
         ("operators.norm.bandwidth_gb_s", "12", ["operators.norm.bandwidth_gb_s", "valid number"]),
         ("operators.norm.bandwidth_gb_s", True, ["operators.norm.bandwidth_gb_s", "valid number"]),
@@ -333,7 +343,7 @@ def test_the_example_in_the_documentation_is_a_profile():
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.floats(0, 1e11), st.floats(1e-9, 1e11), st.floats(0, 3))
+@given(st.floats(0, 1e11), st.floats(21, 1.9e5), st.floats(0, 3))  # GB/s within a hundred times those of the GPU, 2,000
 def test_numbers_survive_writing(fixed, bandwidth, uncertainty):
     rate = {"fixed_us": fixed, "bandwidth_gb_s": bandwidth, "relative_uncertainty": uncertainty, "source": SOURCE}
     data = copy.deepcopy(SMALL)
