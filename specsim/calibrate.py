@@ -24,6 +24,7 @@ from specsim.models import Model, Projection
 from specsim.ops import PROCESSORS, CacheParts, Load, in_stages, operator_seconds
 from specsim.plot_style import MUTED, picture, plain
 from specsim.profiles import AllReduceCurve, Gpu, Launch, OperatorRate, Profile, Source
+from specsim.quantities import counted
 from specsim.records import Record, first_trouble, sample_trouble
 
 Array = NDArray[np.float64]
@@ -36,6 +37,7 @@ SMALLEST_UNCERTAINTY = 0.01
 BAD = 0.15  # median relative residual from which a class's line is no description of its samples
 ENOUGH = 8  # points, for what walking the inner width takes
 REACHED = 1.0  # computing over moving that some sample has to come to for a peak to be told
+WITHIN_REACH = 0.5  # and at the peak that it is held at otherwise: below, what looks like one is something else
 READING = 1.2  # reading alone is so much faster than a copy at most
 DEFAULT_EFFICIENCY = 0.7  # of the measured bf16 rate, as the peak of a class whose own is not identified
 SMALL_EFFICIENCY = 0.6  # of the measured bandwidth, for a small kernel whose own is not identified
@@ -83,7 +85,7 @@ class Fit:
 
     @property
     def note(self) -> str:
-        text = f"{len(self.residuals)} points, median error {np.median(np.abs(self.residuals)):.1%}, worst {np.max(np.abs(self.residuals)):.0%}"
+        text = f"{counted(len(self.residuals), 'point')}, median error {np.median(np.abs(self.residuals)):.1%}, worst {np.max(np.abs(self.residuals)):.0%}"
         text += f", fixed +- {self.fixed_error_s * 1e6:.2g} us"
         text += f", {self.walked} takes time" if self.inner_s else ""
         return text + "".join(f"; {name} not identifiable, held" for name in self.held)
@@ -117,9 +119,11 @@ def fit(
             return without
         columns["inner"], least["bandwidth"] = inner, 1 / fastest
     given: dict[str, float] = {"bandwidth": 1.0 / bandwidth}
+    held: list[str] = []
     if peak is not None and np.any(flops > 0):
         columns["peak"], given["peak"] = flops, 1.0 / peak
-    held: list[str] = []
+        if np.max(flops / np.maximum(nbytes, 1.0)) * bandwidth < WITHIN_REACH * peak:
+            held.append("peak")
     while True:
         free = [name for name in columns if name not in held]
         values, errors = _least_squares(seconds, columns, free, {n: given[n] for n in held}, least, staged)
@@ -616,7 +620,13 @@ def _warnings(
         found.append(f"still noisy after repeating: {wide}")
     for name, f in fitted.items():
         for parameter in f.held:
-            found.append(f"{name}: {parameter} cannot be told from these samples")
+            said = f"{name}: {parameter} cannot be told from these samples"
+            rows = max((s["params"].get("rows", 0) for s in samples if s["operator"] == name), default=0)
+            if parameter == "peak" and rows:
+                said += (
+                    f", of {rows:,} rows at most: beyond them {DEFAULT_EFFICIENCY:.0%} of the bf16 product's is assumed"
+                )
+            found.append(said)
         if (middle := float(np.median(np.abs(f.residuals)))) > BAD:
             found.append(
                 f"{name}: no line fits its samples, half of them are off by {middle:.0%}: see its residuals (--plot)"

@@ -83,6 +83,30 @@ def test_fit_recovers_the_parameters_it_was_given() -> None:
     assert found.residuals[7] > 0.8
 
 
+def test_few_rows_tell_no_peak_whatever_bends_their_times() -> None:
+    """Experts of at most 128 rows do at most 12 flops a byte: at 4 TB/s 48 TFLOP/s, a tenth of what 7e14 flop/s in bf16 let
+    expect (70 %: 490). That the largest are slow, as if they computed at 40, is no limit of rows beyond them."""
+    samples = []
+    for rows in (1, 4, 16, 48, 64, 96, 128):
+        nbytes = 1e7 * rows**0.5
+        flops = 12 * nbytes * rows / 128
+        seconds = float(operator_seconds(np.asarray(2e-5), np.asarray(nbytes / 4e12), np.asarray(flops / 4e13)))
+        shape = {"hidden": 2048, "intermediate": 1408, "experts": 64, "top_k": 6}
+        samples.append(result("moe", "moe_bf16", seconds, nbytes=nbytes, flops=flops, rows=rows, **shape))
+    made = build("box", [*gemms(), *peaks(), *samples], {"gpu": "Test GPU"}, ranks=1, date="2026-11-30")
+    assert made.profile.operators["moe_bf16"].peak_tflops is None
+    said = "moe_bf16: peak cannot be told from these samples, of 128 rows at most: beyond them 70% of the bf16 product's is assumed"
+    assert said in made.warnings
+    more = [{**s, "flops": 40 * s["flops"]} for s in samples]
+    for s in more:
+        seconds = float(
+            operator_seconds(np.asarray(2e-5), np.asarray(s["bytes"] / 4e12), np.asarray(s["flops"] / 3e14))
+        )
+        s["spread"] = spread(seconds)
+    made = build("box", [*gemms(), *peaks(), *more], {"gpu": "Test GPU"}, ranks=1, date="2026-11-30")
+    assert made.profile.operators["moe_bf16"].peak_tflops == pytest.approx(300, rel=0.1)
+
+
 def test_the_sustained_product_counts_among_the_others() -> None:
     """Products of 4 rows alone, at most 6e8 bytes x 4 flops: the 8192 cube of `peak` is what identifies their limit."""
     few = [s for s in gemms() if s["params"]["rows"] == 4]
