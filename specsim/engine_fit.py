@@ -27,7 +27,7 @@ from specsim.pages import Shown
 from specsim.prediction import machine_of
 from specsim.profiles import EngineTerms, Profile, Source
 from specsim.progress import track
-from specsim.quantities import six
+from specsim.quantities import counted, six
 from specsim.records import Correction, Point, Record
 from specsim.replay import added_ms, scenario_of
 from specsim.scenarios import Scenario
@@ -221,7 +221,7 @@ def _seen(point: Point, place: int) -> Iterator[Seen]:
 def _model(scenario: Scenario) -> str:
     """The target by its sizes, so that runs of one model stay together whatever their names, ranks or number formats."""
     m = scenario.model
-    experts = f", {m.experts.count} experts" if m.experts else ""
+    experts = f", {counted(m.experts.count, 'expert')}" if m.experts else ""
     return f"{m.num_layers} layers x {m.hidden}{experts}"
 
 
@@ -521,7 +521,7 @@ def with_terms(profile: Profile, fitted: Fit, date: str) -> Profile:
         uncertainties={**old, **{t.name: _uncertainty(t, engine) for t in fitted.terms}},
         source=Source(kind="fitted", reference=f"specsim fit on {names}", date=date),
         relative_uncertainty=float(f"{min(max(fitted.spread, 0.01), 3.0):.2g}"),
-        note=f"{fitted.points} points",
+        note=counted(fitted.points, "point"),
     )
     return profile.model_copy(update={"engines": {**profile.engines, fitted.engine: group}})
 
