@@ -300,7 +300,8 @@ def routed_experts(e: Experts, parallel: Parallel, kernels: float, rate: str) ->
         ROWS: active * (2 * e.inputs + 3 * e.intermediate / within) * 2.0,
     }
     flops = {ROWS: 2.0 * active * e.matrices * e.inputs * e.intermediate / within}
-    shape = (float(e.inputs), e.intermediate / within, e.count / parallel.ep, float(e.per_token))
+    sizes = (float(e.inputs), e.intermediate / within, e.count / parallel.ep, float(e.per_token))
+    shape = sizes if e.gated else None  # those that are timed have a gate
     return Operator("experts", rate, 1, kernels, moved, flops, inner={ONE: _inner(e, parallel)}, shape=shape)
 
 

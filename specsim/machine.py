@@ -234,7 +234,7 @@ class Noted(dict[Key, Value]):
 
 
 def own_flops(name: str, shape: Sequence[Any]) -> Any:
-    """Flops of a row of a product, outputs x inputs, or of experts of a class (`Operator.shape`): gate, up and down of the chosen
+    """Flops of a row of a product, outputs x inputs, or of experts with a gate (`Operator.shape`): gate, up and down of the chosen
     ones. Fewer a row are fewer rows, where ranks share the sequences or the experts."""
     first, second, *experts = shape
     return 2.0 * first * second * (3.0 * experts[1] if name.split("_")[0] == "moe" else 1.0)

@@ -230,7 +230,7 @@ class Operator:
     # What each output sums over from end to end: a product's inner width, the parts of a cache; `behind`: of that class's calls.
     inner: Linear = field(default_factory=dict)
     when: Feature = ONE  # the share of the calls that run, 0 or 1
-    # Of a product's weights: outputs, inputs; of experts on a rank: inputs, inner width, how many, chosen ones.
+    # Of a product's weights: outputs, inputs; of experts with a gate, on a rank: inputs, inner width, how many, chosen ones.
     shape: tuple[float, ...] | None = None
 
     def __hash__(self) -> int:

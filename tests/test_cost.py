@@ -95,6 +95,9 @@ def test_experts_that_were_timed_cost_what_they_took() -> None:
         assert seconds(machine, one, load(rows)) == pytest.approx(seconds(plain, one, load(rows)) * 30 / line, rel=2e-3)
         other = routed_experts(wide, Parallel(1), 5, "moe_bf16")
         assert seconds(machine, other, load(rows)) == seconds(plain, other, load(rows))
+    assert routed_experts(replace(e, gated=False), Parallel(1), 5, "moe_bf16").shape is None, (
+        "none is timed without a gate"
+    )
     assert routed_experts(wide, Parallel(2), 5, "moe_bf16").shape == routed_experts(e, Parallel(1), 5, "moe_bf16").shape
 
 
