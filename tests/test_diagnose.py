@@ -648,3 +648,18 @@ def test_a_server_without_graphs_is_asked_about_them(record: str, capsys: pytest
     with contextlib.suppress(SystemExit):
         main(["diagnose", "--model", "Llama-3.1-8B", "--hardware", "1x-h200", *times])
     assert "give --eager decode" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_record_brings_its_own_model_and_box() -> None:
+    """Measured by validate with EAGLE-3 on an H200: its times are judged without an option, and an option goes before it."""
+    record = ROOT / "validation" / "llama8b-e3-s3.json"
+    found = diagnosed.diagnose(record)
+    s = found.scenario
+    assert s is not None
+    assert (s.model.name, s.profile.name, s.method, int(s.draft_tokens)) == ("llama8b-e3-s3", "1x-h200", "eagle3", 4)
+    assert {o.probe.kind for o in found.observations} >= {"verify", "cycle"}
+    other = diagnosed.diagnose(record, hardware="8x-l40s", tp=1).scenario
+    assert other is not None
+    assert other.profile.name == "8x-l40s"
+    said = str(found)
+    assert "Verify of 4 rows takes 5.115 ms." in said
