@@ -351,7 +351,7 @@ def rebuild(records: Sequence[Record], published: Sequence[Profile] = ()) -> Res
     """The profile and record again from a box's calibration records, with this release's fits.
 
     Later records add to the first and replace what they measured again; a failure replaces nothing. One taken with other
-    peer access or on another number of GPUs lends only what one GPU does alone, and only where the first has nothing. What
+    peer access or on another number of GPUs lends only what one GPU does alone, and only where the box has nothing of its own. What
     went wrong in any of them is told again. Raises InputError without records, for another kind of record or a damaged
     one, and for records of another kind of GPU.
     """
@@ -360,6 +360,7 @@ def rebuild(records: Sequence[Record], published: Sequence[Profile] = ()) -> Res
     first = records[0]
     plan: Any = first.environment.get("plan")
     samples: dict[str, Sample] = {}
+    own: set[str] = set()  # keys of what the box itself, as the first record has it, has measured
     for record in records:
         other: Any = record.environment.get("plan")
         if record.kind != "calibration" or not _is_whole(record.environment):
@@ -372,10 +373,11 @@ def rebuild(records: Sequence[Record], published: Sequence[Profile] = ()) -> Res
             if wrong := sample_trouble(s):
                 raise InputError(f"is damaged: {wrong}", where=f"{record.name}, samples.{number}", mend=GIVE)
             known = samples.get(s["key"])
-            if lent and (_is_done(known) or s["measure"] in PEER_MEASURES or s.get("ranks", 1) > 1):
+            if lent and (s["key"] in own or s["measure"] in PEER_MEASURES or s.get("ranks", 1) > 1):
                 continue
             if _is_done(s) or not _is_done(known):
                 samples[s["key"]] = s
+                own |= {s["key"]} if _is_done(s) and not lent else set()
     environment = {k: v for k, v in first.environment.items() if k not in ("plan", "health", "troubles")}
     said = (str(t) for record in records for t in record.environment.get("troubles") or ())
     troubles = dict.fromkeys(HINT.sub("", text) for text in said)

@@ -363,6 +363,18 @@ def test_a_record_of_one_gpu_lends_what_one_does_alone() -> None:
     assert joined.operators["gemm_bf16"].fixed_us == pytest.approx(4.5, rel=0.05)
 
 
+def test_of_records_that_lend_the_later_counts() -> None:
+    """A kernel of 2 us, which one GPU measured at 3 us first and later at 5: without own samples of the box 5, with them 2."""
+
+    def norms(seconds: float) -> list[dict[str, Any]]:
+        return [result("small", "norm", seconds, nbytes=rows * 1e3, rows=rows, width=64) for rows in (1, 2, 4)]
+
+    early, late = (record_of([*gemms(), *norms(s)], ranks=1) for s in (3e-6, 5e-6))
+    for own, expected in (([], 5e-6), (norms(2e-6), 2e-6)):
+        box = record_of([*peaks(), reduce_at(7e-6), *own])
+        assert calibrate.rebuild([box, early, late]).fits["norm"].fixed_s == pytest.approx(expected, rel=0.01)
+
+
 def test_records_of_other_boxes_do_not_join() -> None:
     from specsim.errors import InputError
 
