@@ -39,14 +39,16 @@ def prediction_charts(document: Document) -> list[Chart]:
 
 
 def parts(document: Document) -> list[dict[str, Any]]:
-    """The breakdown, a row a phase and component: where it starts and ends in its phase's bar, ms."""
+    """The breakdown, a row a phase and component that take time: where it starts and ends in its phase's bar, ms."""
     ends: dict[str, float] = {}
     out = []
     for part in document["breakdown"]:
-        start = ends.get(part["phase"], 0.0)
-        ends[part["phase"]] = start + part["ms"]
-        out.append({**part, "start": start, "end": ends[part["phase"]], "middle": start + part["ms"] / 2,
-                    "bar": PHASES.get(part["phase"], part["phase"]), "part": WORDS.get(part["component"], part["component"])})  # fmt: skip
+        phase, component, ms = part["phase"], part["component"], part["ms"]
+        start = ends.get(phase, 0.0)
+        ends[phase] = end = start + ms
+        if ms > 0:
+            bar, words = PHASES.get(phase, phase), WORDS.get(component, component)
+            out.append({**part, "bar": bar, "part": words, "start": start, "end": end})
     return out
 
 
@@ -61,12 +63,13 @@ def totals(document: Document) -> list[dict[str, Any]]:
 
 def time_chart(document: Document) -> Chart:
     """Stacked bars of the phases by component."""
-    rows = [r for r in parts(document) if r["ms"] > 0]
+    rows = parts(document)
     about = "Milliseconds of each phase by component; a verify does the work of a decode step for more rows. The line under a bar is its 80 % interval."
-    names = [c for c in COMPONENTS if any(r["component"] == c for r in rows)]
-    names += sorted({r["component"] for r in rows} - set(names))
+    there = {r["component"] for r in rows}
+    names = [*(c for c in COMPONENTS if c in there), *sorted(there.difference(COMPONENTS))]
     shown = {WORDS.get(c, c): COMPONENTS.get(c, GREY) for c in names}
-    bars = [PHASES[p] for p in PHASES if any(r["phase"] == p for r in rows)]
+    filled = {r["bar"] for r in rows}
+    bars = [bar for bar in PHASES.values() if bar in filled]
     y = axis("bar", "", "nominal", sort=bars, axis={"domain": False, "ticks": False, "title": None})
     stacked = {
         "params": [by_legend("part")],
@@ -82,6 +85,7 @@ def time_chart(document: Document) -> Chart:
         },
     }  # fmt: skip
     letters = {
+        "transform": [{"calculate": "(datum.start + datum.end) / 2", "as": "middle"}],
         "mark": {"type": "text", "fontSize": 11},
         "encoding": {
             "y": y,

@@ -39,6 +39,18 @@ WORDS = {"gemm": "GEMM", "allreduce": "all-reduce", "small_kernels": "small kern
 PHASES = {"decode": "plain decode", "draft": "draft", "verify": "verify", "extend": "draft extend", "host": "host"}
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-left", "triangle-right")
 DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [4, 2], [1, 3], [10, 4], [3, 5])
+_WORDS = {"labelColor": TEXT, "titleColor": TEXT, "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal"}
+CONFIG: Spec = {  # Vega-Lite's: the look of everything that is no data
+    "background": "transparent",
+    "font": "system-ui, sans-serif",
+    "view": {"stroke": None},
+    "axis": {**_WORDS, "domainColor": MUTED, "tickColor": MUTED, "gridColor": GRID, "labelLimit": 220, "titlePadding": 8, "labelFlush": False, "labelSeparation": 6},
+    "axisQuantitative": {"tickCount": 7},
+    "legend": {**_WORDS, "orient": "bottom", "title": None, "columns": {"expr": "max(1, floor((containerSize()[0] - 90) / 110) || 2)"}, "symbolStrokeColor": MUTED, "symbolOpacity": 1, "symbolBaseFillColor": TEXT, "symbolBaseStrokeColor": TEXT, "layout": {"bottom": {"direction": "vertical", "anchor": "start"}}, "labelLimit": 260},
+    "text": {"color": TEXT, "fontSize": 12},
+    "rule": {"color": TEXT},
+    "range": {"category": list(PALETTE)},
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -62,7 +74,7 @@ class Chart:
 
     def json(self) -> dict[str, Any]:
         """As a page takes it."""
-        table = {"columns": list(self.table.columns), "rows": [list(r) for r in self.table.rows]}
+        table = {"columns": self.table.columns, "rows": self.table.rows}
         return {"key": self.key, "title": self.title, "about": self.about, "spec": self.spec, "table": table}
 
 
@@ -79,33 +91,11 @@ def spec_of(rows: Sequence[Row], about: str, layers: Sequence[Spec], *, height: 
         "width": "container",
         "height": height,
         "autosize": {"type": "fit-x", "contains": "padding"},
-        "data": {"values": [dict(row) for row in rows]},
+        "data": {"values": rows},
         "layer": list(layers),
-        "config": config(),
+        "config": CONFIG,
         **more,
     }
-
-
-def config() -> Spec:
-    """Vega-Lite's config: the look of everything that is no data."""
-    words = {
-        "labelColor": TEXT,
-        "titleColor": TEXT,
-        "labelFontSize": 12,
-        "titleFontSize": 12,
-        "titleFontWeight": "normal",
-    }
-    return {
-        "background": "transparent",
-        "font": "system-ui, sans-serif",
-        "view": {"stroke": None},
-        "axis": {**words, "domainColor": MUTED, "tickColor": MUTED, "gridColor": GRID, "labelLimit": 220, "titlePadding": 8, "labelFlush": False, "labelSeparation": 6},
-        "axisQuantitative": {"tickCount": 7},
-        "legend": {**words, "orient": "bottom", "title": None, "columns": {"expr": "max(1, floor((containerSize()[0] - 90) / 110) || 2)"}, "symbolStrokeColor": MUTED, "symbolOpacity": 1, "symbolBaseFillColor": TEXT, "symbolBaseStrokeColor": TEXT, "layout": {"bottom": {"direction": "vertical", "anchor": "start"}}, "labelLimit": 260},
-        "text": {"color": TEXT, "fontSize": 12},
-        "rule": {"color": TEXT},
-        "range": {"category": list(PALETTE)},
-    }  # fmt: skip
 
 
 def axis(field: str, title: str, kind: str = "quantitative", **more: Any) -> Spec:

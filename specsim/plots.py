@@ -34,7 +34,7 @@ def _nothing(what: str, mend: str) -> InputError:
 def prediction_plot(document: Document, path: Path) -> None:
     """Left the phases stacked by component with their intervals, right speedup over acceptance with the break-even."""
     curve = chart_predict.speedups(document)
-    rows = [r for r in chart_predict.parts(document) if r["ms"] > 0]
+    rows = chart_predict.parts(document)
     with picture(path, 11 if curve else 6, 4.2) as figure:
         axes = figure.subplots(1, 2 if curve else 1, squeeze=False)[0]
         _stacked(axes[0], rows, chart_predict.totals(document))
