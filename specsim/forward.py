@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,6 +90,11 @@ class Pass:
             )
             for o in self.operators
         )
+
+    @cached_property
+    def gathers(self) -> tuple[bool, ...]:
+        """Of each kind of all-reduce in it, sums and gathers, whether it is a gather."""
+        return tuple(dict.fromkeys(o.gather for o in self.operators if o.message is not None))
 
     @cached_property
     def classes(self) -> tuple[str, ...]:
@@ -417,8 +422,7 @@ def cost(
     layers. target: the server's (see `Machine.launch_s`).
     """
     n, terms = load.ndim, machine.terms
-    kinds = dict.fromkeys(o.gather for o in p.operators if o.message is not None)
-    limits = tuple((gather, network.limits(engine, graph, gather)) for gather in kinds)
+    limits = tuple((gather, network.limits(engine, graph, gather)) for gather in p.gathers)
     asked = p, load, limits, network.ranks, graph
     priced = machine.passes(_priced, *asked) if load.size <= KEPT else _priced(machine, *asked)
     seconds = {name: part.seconds for name, part in priced.parts.items()}
@@ -458,13 +462,11 @@ def cost(
     if not prefill:  # what grows with rows was seen at up to 256; thousands of prompt rows do not pay it
         add("small_kernels", lift(terms["row_layer"], n) * load.rows * p.layers, 0, machine.terms_source)
     if verify:
-        several = np.asarray(load.tokens > 1, dtype=float)
-        add("attention", lift(terms["verify_layer"], n) * several * p.layers, 0, machine.terms_source)
+        add("attention", lift(terms["verify_layer"], n) * (load.tokens > 1) * p.layers, 0, machine.terms_source)
     return Cost(seconds, calls, moved, source, p.classes, graph)
 
 
-@dataclass(frozen=True)
-class _Part:
+class _Part(NamedTuple):
     """What the operators of one component take: their seconds, CUDA kernels, calls, bytes, and the origin of the price."""
 
     seconds: Array
@@ -500,36 +502,36 @@ def _priced(
     ranks: int,
     graph: bool,
 ) -> _Priced:
-    # What each feature is worth; a number costs a tenth of an array without axes.
-    worths = [np.asarray(feature.of(load), dtype=np.float64)[()] for feature in p.features]
-    n = load.ndim
+    worths = [feature.of(load) for feature in p.features]
+    n, limits_of = load.ndim, dict(limits)
     parts: dict[str, _Part] = {}
     sums: list[tuple[float, Array]] = []
     for o, (bytes_, flops, inner, when) in zip(p.operators, p.forms, strict=True):
         size = _value(bytes_, worths)
         if o.message is not None:
-            time, called, origin = _one_sum(machine, dict(limits)[o.gather], ranks, graph, size)
+            assert size is not None
+            time, called, origin = _one_sum(machine, limits_of[o.gather], ranks, graph, size)
             part = _Part(o.calls * time, o.kernels, o.calls, o.calls * size, origin)
             sums.append((o.calls, called))
         else:
-            worked, walked = (_value(form, worths) if form else None for form in (flops, inner))
-            time, origin = machine.price(o, size, worked, walked, n)
+            size = ZERO if size is None else size
+            time, origin = machine.price(o, size, _value(flops, worths), _value(inner, worths), n)
             part = _Part(time, o.kernels, o.calls, size, origin)
-            if when:
-                runs = _value(when, worths)
+            runs = _value(when, worths)
+            if runs is not None:
                 share = float(np.max(runs, initial=0.0))
                 part = _Part(time * runs, o.kernels * runs, o.calls * share, size * runs, origin)
         parts[o.component] = parts[o.component].plus(part) if o.component in parts else part
     return _Priced(parts, tuple(sums))
 
 
-def _value(form: Form, worths: Sequence[Array]) -> Array:
-    """The value of a linear form."""
+def _value(form: Form, worths: Sequence[Array]) -> Array | None:
+    """The value of a linear form; None of an empty one."""
     amount: Array | None = None
     for place, coefficient in form:
         part = coefficient * worths[place]
         amount = part if amount is None else amount + part
-    return ZERO if amount is None else amount
+    return amount
 
 
 def allreduce_seconds(message: Array, machine: Machine, engine: Engine, network: Network) -> Array:
@@ -543,11 +545,6 @@ def allreduce_seconds(message: Array, machine: Machine, engine: Engine, network:
 
 def _one_sum(machine: Machine, limits: Limits, ranks: int, graph: bool, message: Array) -> tuple[Array, Array, str]:
     """(seconds on the GPU without the wait for the last rank, eager latency, origin) of one all-reduce."""
-    asked = limits, ranks, graph, message[()]  # a key: no array of none dimensions
-    return machine.once(_sum_seconds, *asked) if message.ndim == 0 else _sum_seconds(machine, *asked)
-
-
-def _sum_seconds(machine: Machine, limits: Limits, ranks: int, graph: bool, message: Array) -> tuple[Array, Array, str]:
     n = message.ndim
     names, reach = _reach(limits)
     served = reach.searchsorted(message)  # the first that takes a message of that size

@@ -28,7 +28,7 @@ Array = NDArray[np.float64]
 AnyCurve = TypeVar("AnyCurve")  # of the machine, or of the profile
 Key = TypeVar("Key")
 Value = TypeVar("Value")
-PRICES, PASSES = 512, 16  # prices of operators and of passes that a machine keeps: a scenario has about 30, and 4
+PASSES = 16  # whose prices a machine keeps: a scenario has 4
 SHARED_VARIANCE = 0.5  # of a group, common to all groups of its source
 ZERO: Array = np.zeros(())[()]  # a number costs a tenth of an array of none dimensions, and broadcasts as well
 
@@ -98,14 +98,9 @@ class Machine:
         return {}
 
     @cached_property
-    def once(self) -> Callable[..., Any]:
-        """once(function, *key) is function(machine, *key), worked out once for the keys last used. Most moves of a slider leave
-        most prices as they were: the context is attention's alone, and batches are padded to those of graphs."""
-        return lru_cache(PRICES)(lambda function, *key: function(self, *key))
-
-    @cached_property
     def passes(self) -> Callable[..., Any]:
-        """As `once`, of whole passes: few, since each holds arrays of samples."""
+        """passes(function, *key) is function(machine, *key), worked out once for the keys last used: moves of a slider leave some
+        passes as they were, and so do other terms of the engine."""
         return lru_cache(PASSES)(lambda function, *key: function(self, *key))
 
     @cached_property
@@ -129,7 +124,7 @@ class Machine:
     def under(self, terms: Mapping[str, Array], launch: Mapping[str, Array] | None = None) -> Machine:
         """The machine with other terms of the engine, and launch costs. No price depends on them: what either keeps serves both."""
         other = replace(self, terms=terms, launch=self.launch if launch is None else launch)
-        vars(other).update(once=self.once, passes=self.passes, routing=self.routing)
+        vars(other).update(passes=self.passes, routing=self.routing)
         return other
 
     def launch_s(self, target: Model | None, what: str = "kernel_s") -> Array:
@@ -179,46 +174,26 @@ class Machine:
             self._nearest[key] = nearest_curve(self.curves, *key)
         return self._nearest[key]
 
-    def price(
-        self, operator: Operator, moved: Array, flops: Array | None, inner: Array | None, n: int
-    ) -> tuple[Array, str]:
+    def price(self, o: Operator, moved: Array, flops: Array | None, inner: Array | None, n: int) -> tuple[Array, str]:
         """(seconds of all calls of an operator, origin of the price); not of all-reduces. moved, flops, inner: the bytes, flops
         and inner widths of all its calls, under a load of n axes."""
-        a_row = operator.calls * own_flops(operator.rate, operator.shape) if operator.shape else 0.0
-        asked = operator.rate, operator.behind, operator.shape, a_row, operator.calls, moved, flops, inner, n
-        return self.once(Machine._price, *asked) if moved.ndim == 0 else self._price(*asked)
-
-    def _price(
-        self,
-        name: str,
-        behind: str,
-        shape: tuple[float, ...] | None,
-        a_row: float,
-        calls: float,
-        moved: Array,
-        flops: Array | None,
-        inner: Array | None,
-        n: int,
-    ) -> tuple[Array, str]:
-        rate = self.rate(name)
+        rate = self.rate(o.rate)
         moving = moved / lift(rate.bytes_per_s, n)
         computing = None if flops is None else flops / lift(rate.flops_per_s, n)
-        if behind:  # two streams share one memory: what the other's start cannot hide is paid
-            other = self.rate(behind)
-            hidden = calls * lift(other.fixed_s, n) + (
-                ZERO if inner is None or other.inner_s is None else inner * lift(other.inner_s, n)
-            )
+        beside = self.rate(o.behind) if o.behind else rate
+        start = o.calls * lift(beside.fixed_s, n)
+        walking = None if inner is None or beside.inner_s is None else inner * lift(beside.inner_s, n)
+        if o.behind:  # two streams share one memory: what the other's start cannot hide is paid
+            hidden = start if walking is None else start + walking
             return np.maximum(operator_seconds(-hidden, moving, computing), 0.0), rate.source
-        start = calls * lift(rate.fixed_s, n)
-        walking = None if inner is None or rate.inner_s is None else inner * lift(rate.inner_s, n)
-        seconds = operator_seconds(start, moving, computing, walking, staged=in_stages(name))
-        own = rate.shapes.get(shape) if shape else None
-        if own is None or flops is None:
+        seconds = operator_seconds(start, moving, computing, walking, staged=o.staged)
+        own = rate.shapes.get(o.shape) if o.shape else None
+        if own is None or flops is None or o.shape is None:
             return seconds, rate.source
         if self.samples:
             value = seconds[:1]
             seconds = value + own.share * (seconds - value)
-        return seconds * own.at(flops / a_row), rate.source
+        return seconds * own.at(flops / (o.calls * own_flops(o.rate, o.shape))), rate.source
 
 
 class Noted(dict[Key, Value]):

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from specsim.routing import UNIFORM, Routing
 
 Array = NDArray[np.float64]
+UNIT: Array = np.ones(())[()]  # a number costs a tenth of an array of none dimensions, and broadcasts as well
 PROCESSORS = 132  # of a GPU that does not say: of most that FlashAttention-3 serves
 
 
@@ -85,7 +86,7 @@ class Feature:
 @dataclass(frozen=True)
 class _One(Feature):
     def of(self, load: Load) -> Array:
-        return np.asarray(1.0)
+        return UNIT
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ class RowsAbove(Feature):
     limit: int
 
     def of(self, load: Load) -> Array:
-        return np.asarray(load.rows > self.limit, dtype=np.float64)
+        return UNIT * (load.rows > self.limit)
 
     def of_group(self, groups: int) -> Feature:
         return RowsAbove(self.limit * groups)
@@ -161,7 +162,7 @@ class CacheParts(Feature):
     def of(self, load: Load) -> Array:
         blocks = _limited((load.context + load.tokens) / self.compress, self.limit) / self.BLOCK
         sequences = load.batch / self.groups * np.maximum(self.heads * load.tokens / self.BLOCK, 1.0)
-        return np.asarray(blocks / (1.0 + self.MARGIN * sequences * blocks / load.processors))
+        return blocks / (1.0 + self.MARGIN * sequences * blocks / load.processors)
 
     def of_group(self, groups: int) -> Feature:
         return replace(self, groups=self.groups * groups)
@@ -192,7 +193,7 @@ class DistinctExperts(Feature):
         left = np.maximum(self.count - touched, 0.0) / max(self.count - 1, 1)
         spread = np.sqrt(touched / g * (1 - 1 / g) * left)
         busiest = touched / g + NormalDist().inv_cdf((g - 0.375) / (g + 0.25)) * spread
-        return np.asarray(np.minimum(busiest, np.minimum(touched, self.count / g)))
+        return np.minimum(busiest, np.minimum(touched, self.count / g))
 
 
 Linear = Mapping[Any, float]  # by Feature; Any, since a mapping's keys are invariant
@@ -209,7 +210,7 @@ def _added(a: Linear, b: Linear, scale: float = 1.0) -> dict[Feature, float]:
 # --- operators ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Operator:
     """`calls` calls of one class in one pass. bytes, flops and inner widths are totals over the calls; `kernels` too.
 
@@ -233,8 +234,10 @@ class Operator:
     # Of a product's weights: outputs, inputs; of experts with a gate, on a rank: inputs, inner width, how many, chosen ones.
     shape: tuple[float, ...] | None = None
 
-    def __hash__(self) -> int:
-        return hash((self.component, self.rate))
+    @cached_property
+    def staged(self) -> bool:
+        """Whether its calls are `in_stages`."""
+        return in_stages(self.rate)
 
     def times(self, n: float) -> Operator:
         return replace(
