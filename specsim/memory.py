@@ -6,7 +6,6 @@ import math
 from bisect import bisect_left
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -58,21 +57,18 @@ def memory(
 def would_fit(s: Scenario) -> list[str]:
     """What to change, one thing at a time, for a scenario to fit that does not: a smaller batch or else a shorter context,
     more ranks, or more of the same GPUs than the box has. Empty where none of these helps."""
-
-    def fits(**changed: Any) -> bool:
-        return memory(s, **changed).fits
-
     found: list[str] = []
-    for option, words, least in (("batch", "batch", 1), ("context", "a context of", 0)):
-        values = range(least, int(getattr(s, option).max()))
-        count = bisect_left(values, True, key=lambda n: not fits(**{option: n}))
-        if count:
-            found.append(f"{words} {values[count - 1]:,}")
-            break
+    one = memory(s, batch=1)
+    if one.fits:  # as many sequences as have room on a rank
+        found.append(f"batch {int((one.usable - one.weights) / one.kv) * s.parallel.dp:,}")
+    else:
+        contexts = range(int(s.context.max()))
+        if count := bisect_left(contexts, True, key=lambda n: not memory(s, context=n).fits):
+            found.append(f"a context of {contexts[count - 1]:,}")
     ranks = 2 * s.parallel.tp
     while ranks <= LIMITS["tp"]:
         parallel = replace(s.parallel, tp=ranks)
-        if _divides(s, parallel) and fits(parallel=parallel):
+        if _divides(s, parallel) and memory(s, parallel=parallel).fits:
             return [*found, f"TP {ranks}" + ("" if ranks <= s.profile.gpus else f" on {ranks} such GPUs")]
         ranks *= 2
     return found
