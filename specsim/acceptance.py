@@ -97,13 +97,8 @@ def rate_for_length(
 def _invert_chain(length: Array, steps: int) -> Array:
     """Newton from above. L(a) is convex and rises, so every step stays above the root. Two upper bounds to start from:
     L >= 1 + a, and by the mean inequality L >= (s + 1) a^(s/2)."""
-    rate = np.full(length.shape, np.nan)
-    rate[length <= 1.0] = 0.0
-    inside = (length > 1.0) & (length <= steps + 1.0)
-    if not inside.any():
-        return rate
-    target = length[inside]
-    a = np.minimum(np.minimum(target - 1.0, 1.0), (target / (steps + 1.0)) ** (2.0 / steps))
+    target = np.minimum(np.maximum(length, 1.0), steps + 1.0)
+    a = np.minimum(np.minimum(target - 1.0, 1.0), (target / (steps + 1.0)) ** (2.0 / max(steps, 1)))
     for _ in range(100):
         value, slope = a + 1.0, np.ones_like(a)
         for _ in range(steps - 1):  # Horner
@@ -113,10 +108,9 @@ def _invert_chain(length: Array, steps: int) -> Array:
             value += 1.0
         change = (value - target) / slope
         a -= change
-        if np.abs(change).max() < 1e-9:  # what is left goes with its square
+        if not (np.abs(change) >= 1e-9).any():  # what is left goes with its square
             break
-    rate[inside] = np.clip(a, 0.0, 1.0)
-    return rate
+    return np.where(length <= steps + 1.0, np.minimum(np.maximum(a, 0.0), 1.0), np.nan)
 
 
 # Trees

@@ -170,10 +170,11 @@ def _pass(
     if not s.graph_phases.get(phase, True):
         return run(False, None)
     padded, above = _padded(s, share, phase)
-    if above.all():
+    eager = np.count_nonzero(above)
+    if eager == above.size:
         return run(False, None)
     graph = run(True, padded)
-    return _chosen(above, run(False, None), graph) if above.any() else graph
+    return _chosen(above, run(False, None), graph) if eager else graph
 
 
 def _padded(s: Scenario, share: Array, phase: str) -> tuple[Array, NDArray[np.bool_]]:
@@ -182,9 +183,9 @@ def _padded(s: Scenario, share: Array, phase: str) -> tuple[Array, NDArray[np.bo
     Captured sizes depend on the rows a sequence has in the pass where an engine captures numbers of tokens (vLLM).
     """
     rows = s.draft_tokens.reshape(-1) if s.draft_tokens.size == 1 else np.unique(s.draft_tokens)
-    cap = s.running_cap(phase)
-    over = s.batch > (np.inf if cap is None else cap)
-    sides = [side for side in (False, True) if (over == side).any()]
+    over = s.batch > (s.running_cap(phase) or np.inf)
+    beyond = np.count_nonzero(over)
+    sides = [side for side, n in ((False, over.size - beyond), (True, beyond)) if n]
     sizes = {(r, side): s.captured(phase, r, beyond=side) for r in map(int, rows.tolist()) for side in sides}
     captured, *others = set(sizes.values())
     if not others:
@@ -194,9 +195,9 @@ def _padded(s: Scenario, share: Array, phase: str) -> tuple[Array, NDArray[np.bo
     )
     shape = share.shape if lengths is None else np.broadcast_shapes(share.shape, lengths.shape)
     padded, above = np.empty(shape), np.empty(shape, dtype=bool)
-    batch, beyond = (np.broadcast_to(some, shape) for some in (share, over))
+    batch, over = np.broadcast_to(share, shape), np.broadcast_to(over, shape)
     for (r, side), captured in sizes.items():
-        here = beyond == side if lengths is None else (beyond == side) & (np.broadcast_to(lengths, shape) == r)
+        here = over == side if lengths is None else (over == side) & (np.broadcast_to(lengths, shape) == r)
         padded[here] = s.engine.padded_batch(batch[here], captured)
         above[here] = batch[here] > max(captured, default=0)
     return padded, above

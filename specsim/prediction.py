@@ -220,14 +220,14 @@ def price(s: Scenario, machine: Machine) -> Priced:
     for phase, part in (("draft", c.draft), ("verify", c.verify), ("extend", c.extend)):
         parts += _parts(phase, part) if part is not None else []
     parts += _host_part("host", c.cycle_host, machine.terms_source)
-    zero = np.zeros(())
     cycle = c.cycle_s
+    none = np.zeros_like(cycle)
     needed = cycle / c.decode_s
     reachable = bool(needed.reshape(-1)[0] <= _most(s))
     amounts |= {
-        "draft_ms": c.draft.total * 1e3 if c.draft else zero,
+        "draft_ms": c.draft.total * 1e3 if c.draft else none,
         "verify_ms": c.verify.total * 1e3,
-        "extend_ms": c.extend.total * 1e3 if c.extend else zero,
+        "extend_ms": c.extend.total * 1e3 if c.extend else none,
         "host_ms": c.cycle_host * 1e3,
         "cycle_ms": cycle * 1e3,
         "breakeven_length": needed,

@@ -68,6 +68,7 @@ QUANTITIES = (  # field of a prediction, in words, unit, and the phases that dec
     ("breakeven_length", "break-even accept length", "tokens", ("decode", *CYCLE)),
     ("breakeven_rate", "break-even accept rate", "", ("decode", *CYCLE)),
 )
+_DECIDING = tuple({phases for *_, phases in QUANTITIES})
 
 
 def rows(p: Prediction) -> list[tuple[str, str, str, str]]:
@@ -79,7 +80,7 @@ def sourced_rows(p: Prediction) -> list[tuple[str, str, str, str, str]]:
     """As `rows`, with the `origin` of each number."""
     out = []
     spent = _spent(p)
-    origins = {phases: _shares(spent, phases) for phases in {phases for *_, phases in QUANTITIES}}
+    origins = {phases: _shares(spent, phases) for phases in _DECIDING}
     for key, what, unit, phases in QUANTITIES:
         found = getattr(p, key)
         if isinstance(found, Quantity):
@@ -98,19 +99,19 @@ def origin(p: Prediction, phases: Sequence[str]) -> str:
     return _shares(_spent(p), phases)
 
 
-def _spent(p: Prediction) -> dict[tuple[str, str], float]:
-    """ms by phase and source."""
-    spent: dict[tuple[str, str], float] = {}
+def _spent(p: Prediction) -> dict[str, dict[str, float]]:
+    """ms by source of each phase."""
+    spent: dict[str, dict[str, float]] = {}
     for part in p.parts:
-        key = part.phase, part.source
-        spent[key] = spent.get(key, 0.0) + abs(part.ms)
+        of = spent.setdefault(part.phase, {})
+        of[part.source] = of.get(part.source, 0.0) + abs(part.ms)
     return spent
 
 
-def _shares(spent: Mapping[tuple[str, str], float], phases: Sequence[str]) -> str:
+def _shares(spent: Mapping[str, Mapping[str, float]], phases: Sequence[str]) -> str:
     of: dict[str, float] = {}
-    for (phase, source), ms in spent.items():
-        if phase in phases:
+    for phase in phases:
+        for source, ms in spent.get(phase, {}).items():
             of[source] = of.get(source, 0.0) + ms
     whole = sum(of.values())
     shares = [(ms / whole, source) for source, ms in of.items() if ms >= 0.005 * whole > 0]
