@@ -19,7 +19,7 @@ from specsim.machine import build as build_machine
 from specsim.memory import Memory, memory
 from specsim.pages import Shown
 from specsim.provenance import sources_of
-from specsim.quantities import Quantity, six
+from specsim.quantities import Quantity, landmarks, six
 from specsim.reproduce import command_of
 from specsim.scenarios import Scenario
 
@@ -105,7 +105,9 @@ class Prediction(Shown):
                 "topk": s.topk,
                 "draft_tokens": _whole(s.draft_tokens),
                 "routing": s.routing.name if s.routing else "uniform",
-                "eager": sorted({p.phase for p in self.parts if not s.graph_phases.get(p.phase, True)}),
+                "eager": sorted(
+                    phase for phase in {p.phase for p in self.parts} if not s.graph_phases.get(phase, True)
+                ),
             },
             "decode_ms": q(self.decode_ms),
             "draft_ms": q(self.draft_ms),
@@ -150,7 +152,7 @@ class Prediction(Shown):
 
 
 def _whole(x: Array) -> int:
-    return int(x.reshape(-1)[0])
+    return int(x.item())
 
 
 def machine_of(s: Scenario, *, samples: int = 0, seed: int = 0) -> Machine:
@@ -170,28 +172,30 @@ def predict(s: Scenario, *, samples: int = SAMPLES, seed: int = 0, machine: Mach
 
 @dataclass(frozen=True)
 class Priced:
-    """A prediction before any acceptance, which never enters a cost: one serves all acceptances. cycle_s, needed: with
-    parameter samples; None without speculation. notes: what there is to say of the machine."""
+    """A prediction before any acceptance, which never enters a cost: one serves all acceptances. marks: the
+    `landmarks` of the cycle's seconds and of the break-even length, and how many parameter samples they come from; None without
+    speculation. notes: what there is to say of the machine."""
 
     prediction: Prediction
-    cycle_s: Array | None
-    needed: Array | None
+    marks: tuple[Array, Array, int] | None
     notes: tuple[str, ...]
 
     def accepting(self, s: Scenario) -> Prediction:
         """The prediction of a scenario that differs from the priced one in nothing but its acceptance."""
-        p = replace(self.prediction, scenario=s, warnings=(*s.warnings, *self.notes))
-        if s.acceptance is None or self.cycle_s is None or self.needed is None:
-            return p
+        said: dict[str, Any] = {"scenario": s, "warnings": (*s.warnings, *self.notes)}
+        if s.acceptance is None or self.marks is None:
+            return replace(self.prediction, **said)
+        cycle_s, needed, samples = self.marks
         steps, tokens = _whole(s.num_steps), _whole(s.draft_tokens)
         lengths = s.acceptance.length(steps, s.topk, tokens)
         if np.size(lengths) > 1:
             raise several_values()
         gained = np.asarray(lengths).item()
-        spec, speedup = Quantity.each([float(s.batch.reshape(-1)[0]) * gained / self.cycle_s, gained / self.needed])
+        spec, speedup = Quantity.at(np.vstack([_whole(s.batch) * gained / cycle_s, gained / needed]), samples)
         rate = np.asarray(s.acceptance.rate(steps, s.topk, tokens)).item()
         return replace(
-            p,
+            self.prediction,
+            **said,
             accept_length=six(gained),
             accept_rate=None if np.isnan(rate) else six(rate),
             spec_tokens_per_s=spec,
@@ -211,46 +215,57 @@ def price(s: Scenario, machine: Machine) -> Priced:
     batch = float(s.batch.reshape(-1)[0])
     notes = tuple(_warnings(s, c.classes))
     parts = [*_parts("decode", c.decode), *_host_part("decode", c.decode_host, machine.terms_source)]
-    amounts = {"decode_ms": c.decode_s * 1e3, "decode_tokens_per_s": batch / c.decode_s,
-               "decode_host_ms": c.decode_host * 1e3}  # fmt: skip
+    seconds = {"decode_ms": c.decode_s, "decode_host_ms": c.decode_host}
     if c.verify is None or c.cycle_host is None:
-        known = dict(zip(amounts, Quantity.each(list(amounts.values())), strict=True))
-        notes += _evenly(s, known["decode_ms"])
-        return Priced(Prediction(s, **known, memory=memory(s), parts=tuple(parts)), None, None, notes)  # type: ignore[arg-type]
+        marks = landmarks([*seconds.values()])
+        decode, host, speed = Quantity.at(np.vstack([marks * 1e3, batch / marks[:1]]), machine.samples)
+        notes += _evenly(s, decode)
+        return Priced(Prediction(s, decode, speed, host, memory=memory(s), parts=tuple(parts)), None, notes)
     for phase, part in (("draft", c.draft), ("verify", c.verify), ("extend", c.extend)):
         parts += _parts(phase, part) if part is not None else []
     parts += _host_part("host", c.cycle_host, machine.terms_source)
-    cycle = c.cycle_s
-    none = np.zeros_like(cycle)
-    needed = cycle / c.decode_s
-    reachable = bool(needed.reshape(-1)[0] <= _most(s))
-    amounts |= {
-        "draft_ms": c.draft.total * 1e3 if c.draft else none,
-        "verify_ms": c.verify.total * 1e3,
-        "extend_ms": c.extend.total * 1e3 if c.extend else none,
-        "host_ms": c.cycle_host * 1e3,
-        "cycle_ms": cycle * 1e3,
-        "breakeven_length": needed,
+    none = np.zeros_like(c.cycle_s)
+    seconds |= {
+        "draft_ms": c.draft.total if c.draft else none,
+        "verify_ms": c.verify.total,
+        "extend_ms": c.extend.total if c.extend else none,
+        "host_ms": c.cycle_host,
+        "cycle_ms": c.cycle_s,
     }
-    if reachable:
-        rates = _rates(s, needed)
-        amounts["breakeven_rate"] = np.where(np.isnan(rates), 1.0, rates)  # samples that no rate reaches count as 1
-    speedups = list(
-        _curve_lengths(float(s.num_steps.flat[0]), s.topk, float(s.draft_tokens.flat[0])) / needed.reshape(1, -1)
+    marks = landmarks([*seconds.values(), c.cycle_s / c.decode_s])
+    needed = marks[-1]
+    reachable = bool(needed[0] <= _most(s))
+    lengths = _curve_lengths(float(s.num_steps.flat[0]), s.topk, float(s.draft_tokens.flat[0]))
+    rates = _rates(s, needed)
+    found = Quantity.at(
+        np.vstack(
+            [
+                marks[:-1] * 1e3,
+                needed,
+                batch / marks[0],
+                np.where(np.isnan(rates), 1.0, rates),  # samples that no rate reaches count as 1
+                lengths / needed,
+            ]
+        ),
+        machine.samples,
     )
-    found = Quantity.each([*amounts.values(), *speedups])
+    length, speed, rate, *speedups = found[len(seconds) :]
     prediction = Prediction(
         scenario=s,
-        **dict(zip(amounts, found, strict=False)),
+        **dict(zip(seconds, found, strict=False)),
+        decode_tokens_per_s=speed,
         accept_length=None,  # `accepting` says, and the warnings too
         accept_rate=None,
+        breakeven_length=length,
+        breakeven_rate=rate if reachable else None,
         reachable=reachable,
-        speedup_curve=tuple(zip(RATES.tolist(), found[len(amounts) :], strict=True)),
+        speedup_curve=tuple(zip(RATES.tolist(), speedups, strict=True)),
         parts=tuple(parts),
         memory=memory(s),
         warnings=(),
     )
-    return Priced(prediction, cycle, needed, (*notes, *_evenly(s, found[list(amounts).index("verify_ms")])))
+    notes += _evenly(s, found[list(seconds).index("verify_ms")])
+    return Priced(prediction, (marks[-2], needed, machine.samples), notes)
 
 
 @functools.lru_cache(maxsize=256)

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,16 +24,19 @@ class Quantity:
     @classmethod
     def of(cls, samples: NDArray[np.float64], scale: float = 1.0) -> Quantity:
         """From one value followed by parameter samples along the first axis (all other axes of length 1)."""
-        return cls.each([np.asarray(samples) * scale])[0]
+        return cls.at(landmarks([np.asarray(samples) * scale]), samples.size - 1)[0]
 
     @classmethod
-    def each(cls, samples: Sequence[NDArray[np.float64]]) -> list[Quantity]:
-        """As `of`, many at once: arrays of one number of samples."""
-        flat = np.concatenate([values.reshape(-1) for values in samples]).reshape(len(samples), -1)
-        if flat.shape[1] == 1:
-            return [cls(value, value, value) for value in flat[:, 0].tolist()]
-        values = flat[:, 0]
-        low, high = quantiles(flat[:, 1:], (LOW, HIGH))
+    def at(cls, marks: NDArray[np.float64], samples: int) -> list[Quantity]:
+        """From the `landmarks` of each, or a function of them, that come from so many parameter samples."""
+        values = marks[:, 0]
+        if marks.shape[1] == 1:
+            return [cls(value, value, value) for value in values.tolist()]
+        falls = marks[:, 1:2] > marks[:, 4:]
+        a, b, c, d = np.where(falls, marks[:, :0:-1], marks[:, 1:]).T
+        last = samples - 1
+        below = int(LOW * last)
+        low, high = _between(a, b, LOW * last - below), _between(c, d, HIGH * last - (last - 1 - below))
         return list(map(cls, values.tolist(), np.fmin(low, values).tolist(), np.fmax(high, values).tolist()))
 
     def json(self) -> dict[str, float]:
@@ -70,22 +72,25 @@ def short(x: float, digits: int = 4) -> str:
     return few if "e+" not in few else f"{x:,.0f}"
 
 
-def quantiles(rows: NDArray[np.float64], shares: Sequence[float]) -> NDArray[np.float64]:
-    """The quantiles (share, row) of each row (row, sample), nan left out: what np.nanquantile gives, to the last digit.
+def landmarks(samples: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+    """What the value and the interval of quantities follow from, a row each: the value, and the two pairs of its parameter
+    samples between which `LOW` and `HIGH` of them lie; the value alone where there are no samples.
 
-    Whole rows are sorted in less time than it takes to part them four times, and nan comes last.
+    samples: arrays of one size, each a value and then its samples. What only rises or only falls with a quantity, its inverse
+    say, has its own landmarks where that quantity has them: a few numbers stand for all samples.
     """
-    ordered = np.sort(rows, axis=1)
-    every: Any = slice(None)
-    last: Any = rows.shape[1] - 1
-    if np.isnan(ordered[:, -1]).any():  # rows end at different places
-        every, last = np.arange(len(rows))[:, None], np.maximum(last - np.isnan(ordered).sum(axis=1, keepdims=True), 0)
-    place = np.asarray(shares) * last
-    below = place.astype(np.intp)
-    part = place - below
-    a, b = ordered[every, below], ordered[every, np.minimum(below + 1, last)]
-    found = np.where(part < 0.5, a + (b - a) * part, b - (b - a) * (1.0 - part))
-    return np.asarray(found.T)
+    rows = np.concatenate([values.reshape(-1) for values in samples]).reshape(len(samples), -1)
+    n = rows.shape[1] - 1
+    if not n:
+        return rows
+    below = int(LOW * (n - 1))
+    places = np.clip([below, below + 1, n - 2 - below, n - 1 - below], 0, n - 1)  # the same from either end
+    return np.concatenate([rows[:, :1], np.sort(rows[:, 1:], axis=1)[:, places]], axis=1)
+
+
+def _between(a: NDArray[np.float64], b: NDArray[np.float64], part: float) -> NDArray[np.float64]:
+    """As np.quantile has it."""
+    return a + (b - a) * part if part < 0.5 else b - (b - a) * (1.0 - part)
 
 
 def decimals(error: float) -> int:

@@ -34,7 +34,7 @@ from specsim.models import Attention, Experts, Projection
 from specsim.names import PHASES
 from specsim.ops import CacheParts, DistinctExperts, Load, Operator, RowsAbove, gemm, merge
 from specsim.profiles import OperatorRate
-from specsim.quantities import Quantity, decimals, quantiles
+from specsim.quantities import Quantity, decimals, landmarks
 
 QUIET = replace(quiet(), kernels={})
 NO_NETWORK = Network(1, "none", {})
@@ -526,12 +526,18 @@ def test_reduced_vocabulary_makes_drafting_cheaper() -> None:
     assert float(small.verify.total) == float(large.verify.total)  # type: ignore[union-attr]
 
 
-@given(st.integers(1, 40), st.integers(0, 3), st.integers(0, 2**31))
-def test_quantiles_are_those_of_numpy_to_the_last_digit(n: int, unknown: int, seed: int) -> None:
-    rows = np.random.default_rng(seed).standard_normal((3, n))
-    rows[:, 1 : 1 + unknown] = np.nan  # what no rate reaches
+@given(st.integers(1, 40), st.integers(0, 2**31))
+def test_intervals_are_quantiles_of_the_samples(n: int, seed: int) -> None:
+    """Of quantities themselves, of what falls with them and of what rises with them."""
+    rows = np.exp(np.random.default_rng(seed).standard_normal((3, 1 + n)))
     rows[2] = np.sort(rows[2])
-    assert np.array_equal(quantiles(rows, (0.1, 0.5, 0.9)), np.nanquantile(rows, (0.1, 0.5, 0.9), axis=1))
+    marks = landmarks(list(rows))
+    for f in (np.asarray, lambda x: 7.0 / x, np.sqrt):
+        found, (values, samples) = Quantity.at(f(marks), n), np.split(f(rows), [1], axis=1)
+        low, high = np.quantile(samples, (0.1, 0.9), axis=1)
+        assert [q.value for q in found] == values.ravel().tolist()
+        assert [q.low for q in found] == pytest.approx(np.minimum(low, values.ravel()).tolist(), rel=1e-12)
+        assert [q.high for q in found] == pytest.approx(np.maximum(high, values.ravel()).tolist(), rel=1e-12)
 
 
 @given(st.floats(0.001, 1e6), st.floats(0, 1e6), st.floats(0, 1e6))
