@@ -176,7 +176,8 @@ class Scenario:
 
     def noted(self, notes: Iterable[str]) -> Scenario:
         """The scenario with notes before its own warnings."""
-        return replace(self, warnings=tuple(dict.fromkeys([*notes, *self.warnings])))
+        said = tuple(dict.fromkeys([*notes, *self.warnings]))
+        return self if said == self.warnings else replace(self, warnings=said)
 
     @property
     def accept_length(self) -> Array | None:

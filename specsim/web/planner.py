@@ -46,7 +46,7 @@ from specsim.sweeps import Spec
 PREDICT = "specsim predict"
 KINDS = ("model", "draft", "hardware")
 FILE_BYTES = 2**20  # of a dropped file
-FILES, ANSWERS, AROUND, MACHINES, PRICED = 32, 256, 32, 16, 32  # kept, the least recently used go first
+FILES, ANSWERS, AROUND, MACHINES, PRICED = 32, 32, 32, 16, 32  # kept, the least recently used go first
 OPTION_LENGTH, LINE_LENGTH = 2_000, 10_000  # characters of an option, and of a launch line
 BATCHES, CONTEXTS, LENGTHS = (1, 2, 4, 8, 16, 32, 64), (1024, 4096, 16384, 65536), tuple(range(2, 9))  # of `around`
 ACCEPTANCE = ("accept-rate", "accept-length", "accept-per-position", "accept-profile")
@@ -332,8 +332,7 @@ def _checked(request: Any) -> dict[str, Any]:
     return {"options": options, "files": files}
 
 
-def _canonical(request: dict[str, Any]) -> str:
-    return json.dumps(request, sort_keys=True, check_circular=False)
+_canonical = json.JSONEncoder(sort_keys=True, check_circular=False).encode
 
 
 def _read(given: list[tuple[str, Any]]) -> dict[str, Any]:
