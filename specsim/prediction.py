@@ -249,10 +249,11 @@ def price(s: Scenario, machine: Machine) -> Priced:
         ),
         machine.samples,
     )
+    known = dict(zip(seconds, found, strict=False))
     length, speed, rate, *speedups = found[len(seconds) :]
     prediction = Prediction(
         scenario=s,
-        **dict(zip(seconds, found, strict=False)),
+        **known,
         decode_tokens_per_s=speed,
         accept_length=None,  # `accepting` says, and the warnings too
         accept_rate=None,
@@ -264,7 +265,7 @@ def price(s: Scenario, machine: Machine) -> Priced:
         memory=memory(s),
         warnings=(),
     )
-    notes += _evenly(s, found[list(seconds).index("verify_ms")])
+    notes += _evenly(s, known["verify_ms"])
     return Priced(prediction, (marks[-2], needed, machine.samples), notes)
 
 
