@@ -105,9 +105,10 @@ def plan_choices() -> dict[str, float]:
     """A plan over 20 choices, once all is imported."""
     from functools import partial
 
-    from specsim.plans import Targets, plan
+    from specsim.plans import plan
     from specsim.scenarios import build
     from specsim.steady import Requests
+    from specsim.targets import Targets
 
     choices = [
         partial(build, model="Llama-3.3-70B", hardware=box, tp=tp, draft_tokens=d, accept_rate=0.6)

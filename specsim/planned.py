@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from specsim.asked import AModel, check_fields, with_model
+from specsim.choice import Choice
 from specsim.errors import InputError
 from specsim.files import write_atomically
 from specsim.launch_lines import sglang_adaptive, sglang_line, vllm_config, vllm_line
 from specsim.pages import Shown
 from specsim.percentiles import Percentiles, percentiles
 from specsim.plan_choices import choices, drafting
-from specsim.plans import Choice, Plan, Targets
+from specsim.plans import Plan
 from specsim.plans import plan as plan_scenarios
 from specsim.policy import policy_json
 from specsim.prediction import machine_of
@@ -27,6 +28,7 @@ from specsim.scenarios import Scenario
 from specsim.simulation import simulate
 from specsim.simulation_costs import longest, server_of
 from specsim.steady import Requests
+from specsim.targets import Targets
 from specsim.trace_stats import TraceStats, every, left_out, trace_stats
 from specsim.workload import Lengths, Trace, synthetic
 

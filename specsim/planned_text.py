@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from specsim.choice import Choice
+from specsim.drafter_targets import Target
 from specsim.pages import Grid, Line, Page, grid
 from specsim.percentiles import PERCENTS
 from specsim.planned import Planned, missed, room
-from specsim.plans import Choice, Target
 from specsim.policy import said
 from specsim.quantities import counted, short
 

@@ -27,7 +27,7 @@ READING_ORDER = """
     observe_read observe_checks observe_serving observe_sglang observe_vllm observe_llama
     observe_bench observe_metrics observe_trace observations record_text asked
     live kernels server measure streams load setups validation
-    fanout ranges sweeps sweep_rows sweep_run sweep_text policy plans launch_lines trace_stats
+    fanout ranges sweeps sweep_rows sweep_run sweep_text policy targets choice drafter_targets plans launch_lines trace_stats
     swept simulated simulated_text simulations simulations_text plan_choices planned planned_text
     hypotheses probes evidence posterior experiments remedies diagnosis diagnose_text diagnosed
 """.split()  # noqa: SIM905

@@ -21,13 +21,14 @@ from hypothesis import strategies as st
 
 from specsim import workload
 from specsim.acceptance import chain_length
+from specsim.choice import Choice
 from specsim.errors import InputError
 from specsim.gathering import numbers, steps_of
 from specsim.launch import read_launch
 from specsim.launch_lines import read_ranges, sglang_adaptive, sglang_line, vllm_config, vllm_line
 from specsim.percentiles import percentiles
 from specsim.planned import plan as specsim_plan
-from specsim.plans import Choice, Targets, plan
+from specsim.plans import plan
 from specsim.policy import _schedules, _smooth, policies, said
 from specsim.prediction import machine_of, predict
 from specsim.preemption import FullMemory
@@ -39,6 +40,7 @@ from specsim.simulation_costs import Costs, prefill_seconds
 from specsim.simulation_costs import Server as SimulatedServer
 from specsim.simulation_costs import server_of as simulated_server
 from specsim.steady import Mixing, Requests, Server, _sums, server_of
+from specsim.targets import Targets
 from specsim.trace_stats import every, trace_stats
 from specsim.workload import Lengths, Trace, synthetic
 from specsim.workload import Requests as Load

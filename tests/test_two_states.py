@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from specsim.errors import InputError
 from specsim.launch import read_launch
 from specsim.planned import plan as specsim_plan
-from specsim.plans import Targets, plan
+from specsim.plans import plan
 from specsim.prediction import machine_of
 from specsim.scenarios import Scenario, build
 from specsim.simulated import simulate as specsim_simulate
@@ -22,6 +22,7 @@ from specsim.simulation import simulate
 from specsim.simulation_costs import limited
 from specsim.simulation_costs import server_of as simulated_server
 from specsim.steady import Requests, Server, server_of
+from specsim.targets import Targets
 from specsim.two_states import TwoStates, two_states
 from specsim.workload import Lengths, synthetic
 from specsim.workload import Requests as Sent

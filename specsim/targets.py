@@ -1,0 +1,94 @@
+"""What requests must get, and how far a load may go until they do not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from specsim import steady
+from specsim.errors import InputError
+from specsim.percentiles import PERCENTS, below
+from specsim.steady import Server
+
+Array = NDArray[np.float64]
+GRID = 20  # points of a search, and as many between two of them: replicas and accept rates are exact to 0.25 %
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What requests must get: milliseconds to the first token, and a token after it. None: no limit. Means are compared, or with a
+    percentile ("p99", ...) what that share of the requests stays below."""
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    percentile: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("--ttft-ms", self.ttft_ms), ("--tpot-ms", self.tpot_ms)):
+            if value is not None and not 0 < value < math.inf:
+                raise InputError(f"{value:g} ms is no target", where=name, mend="give milliseconds above 0")
+        if self.percentile is not None:
+            if self.percentile not in PERCENTS:
+                raise InputError(
+                    f"no percentile {self.percentile!r}", where="--percentile", mend=f"one of {', '.join(PERCENTS)}"
+                )
+            if self.ttft_ms is None and self.tpot_ms is None:
+                raise InputError(
+                    "is about targets", where="--percentile", mend="give --ttft-ms or --tpot-ms, or leave it out"
+                )
+
+    def seen(self, server: Server, rate: ArrayLike) -> steady.Point:
+        """What is compared with them, at arrival rates: a point of means, or with times of the percentile in their places."""
+        p = server.at(rate)
+        if self.percentile is None:
+            return p
+        percent = PERCENTS[self.percentile]
+        ttft, tpot = np.transpose([below(server, float(r), percent) for r in p.rate])
+        return replace(p, ttft_s=ttft, tpot_s=tpot)
+
+    def miss(self, p: steady.Point) -> Array:
+        """How far a point is from the targets: 1 or less meets them all, 1.2 misses one by 20 %."""
+        worst = np.where(np.isfinite(p.tpot_s), 0.0, np.inf)
+        for limit, value in ((self.ttft_ms, p.ttft_s), (self.tpot_ms, p.tpot_s)):
+            if limit is not None:
+                worst = np.maximum(worst, value * 1e3 / limit)
+        return worst
+
+    def share(self, server: Server, limit: float) -> float:
+        """The highest share of a limit (requests a second) up to which a server meets them, on the grid of `reach`."""
+
+        def met(shares: Array) -> NDArray[np.bool_]:
+            return self.miss(self.seen(server, shares * limit)) <= 1
+
+        return self.reach(met)
+
+    def reach(self, good: Callable[[Array], NDArray[np.bool_]]) -> float:
+        """How far from 0 towards 1 all is `good` that these targets decide: a multiple of 1 / GRID^2 below 1. With percentiles, which take
+        long to say, found by halving, as good up to one place only."""
+        return _reach(good) if self.percentile is None else _halved(good)
+
+
+def _reach(good: Callable[[Array], NDArray[np.bool_]]) -> float:
+    """How far from 0 towards 1 all is good: a multiple of 1 / GRID^2 below 1, up to which every multiple of 1 / GRID is good
+    and every one of 1 / GRID^2 beyond the last of these. 0: not even the first."""
+    points = np.arange(1, GRID) / GRID
+    coarse = _leading(good(points))
+    return (coarse + _leading(good((coarse + points) / GRID)) / GRID) / GRID
+
+
+def _halved(good: Callable[[Array], NDArray[np.bool_]]) -> float:
+    """`_reach` of what takes long to say and is good up to one place only: found by halving."""
+    low, high = 0, GRID**2  # good at the one, and not at the other
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if good(np.asarray([middle / GRID**2]))[0] else (low, middle)
+    return low / GRID**2
+
+
+def _leading(good: NDArray[np.bool_]) -> int:
+    """How many leading places are true."""
+    return len(good) if good.all() else int(np.argmin(good))
