@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from specsim.asked import NAMES, scenario_of
+from specsim.asked import NAMES, check_fields, check_numbers, scenario_of
 from specsim.diagnosis import Diagnosis, elsewhere
 from specsim.diagnosis import diagnose as weigh
 from specsim.errors import InputError, did_you_mean
@@ -43,6 +43,17 @@ class Given:
     noise: float = 0.05
 
     def __post_init__(self) -> None:
+        check_fields(self)
+        for name in ("decode_at", "verify_at"):
+            try:
+                pairs = tuple((batch, ms) for batch, ms in _pairs(getattr(self, name)))
+            except (TypeError, ValueError):
+                where = "--" + name.replace("_", "-")
+                raise InputError("is no times by batch", where=where, mend="such as {4: 15.5}") from None
+            check_numbers(name, (number for pair in pairs for number in pair))
+            object.__setattr__(self, name, pairs)
+        if isinstance(self.results, str) or not isinstance(self.results, Sequence):
+            raise InputError(f"{self.results!r} is no list", where="--result", mend='such as ["graph-flag=yes"]')
         for name in ("decode_ms", "verify_ms", "cycle_ms", "decode_tokens_per_s", "tokens_per_s"):
             value = getattr(self, name)
             if value is not None and not 0 < value < 1e7:

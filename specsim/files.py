@@ -135,6 +135,13 @@ def _refuse_tricks(root: Any, where: str, what: str) -> None:
     size(root)
 
 
+def path_of(given: Any, where: str) -> Path:
+    """The path that a caller in Python gave. Raises InputError for what is none."""
+    if not isinstance(given, (str, os.PathLike)):
+        raise InputError(f"{given!r} is no path", where=where, mend="give that of a file or a folder")
+    return Path(given)
+
+
 def no_folder(path: Path) -> str:
     """What is wrong with the folder that a file would be written to, and the mend; empty where it is there."""
     return "" if path.parent.is_dir() else f"there is no folder {str(path.parent)!r}; make it first, or name another"

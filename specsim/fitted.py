@@ -13,7 +13,7 @@ from typing import Any
 from specsim import apart, engine_fit
 from specsim.engine_fit import Case, Fit, HeldOut
 from specsim.errors import InputError, did_you_mean
-from specsim.files import write_atomically
+from specsim.files import path_of, write_atomically
 from specsim.pages import Shown
 from specsim.profiles import EngineTerms, Profile, dump_profile, load_profile
 from specsim.quantities import six
@@ -70,7 +70,7 @@ def fit(
     """
     for name in terms or ():  # before the records, of which there may be many
         engine_fit.known(name, EngineTerms.names())
-    found, left_out = load(Path(records))
+    found, left_out = load(path_of(records, "records"))
     cases, skipped = engine_fit.cases_of(found, hardware, engine)
     kept, out = engine_fit.split(cases, tuple(hold_out))
     kept, aside, why = _set_aside(kept, include)

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 import specsim.load_replay as load_replay
 from specsim.configs import load_config
 from specsim.errors import InputError
-from specsim.files import read_json
+from specsim.files import path_of, read_json
 from specsim.pages import Shown
 from specsim.prediction import machine_of, predict
 from specsim.profiles import Profile, load_profile
@@ -370,7 +370,7 @@ def run(
     """
     if hardware is not None:
         load_profile(hardware)  # a wrong name is told once, and not for each record
-    records, unreadable = load(Path(path))
+    records, unreadable = load(path_of(path, "records"))
     records, unknown = complete(records, model, draft)
     pairs, skipped = compare(records, hardware, predictor)
     under_load, more = compare_loads(records, hardware)

@@ -8,6 +8,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +195,24 @@ def test_a_value_of_the_wrong_kind_is_one_line() -> None:
     with pytest.raises(specsim.InputError, match="several values where one is needed"):
         specsim.predict(accept_rate=[0.5, 0.6], samples=0)
     assert specsim.scenario(eager="verify").graph_phases == specsim.scenario(eager=["verify"]).graph_phases
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: specsim.validate(3), "records: 3 is no path; give that of a file or a folder"),
+        (lambda: specsim.fit(None), "records: None is no path"),
+        (lambda: specsim.diagnose(decode_ms="12"), "--decode-ms: '12' is no number"),
+        (lambda: specsim.diagnose(decode_ms=12, verify_ms=[1]), r"--verify-ms: \[1\] is no number"),
+        (lambda: specsim.diagnose(decode_ms=12, noise="5%"), "--noise: '5%' is no number"),
+        (lambda: specsim.diagnose(decode_ms=12, decode_at=3), "--decode-at: is no times by batch; such as {4: 15.5}"),
+        (lambda: specsim.diagnose(decode_ms=12, verify_at={4: "x"}), "--verify-at: 'x' is no number"),
+        (lambda: specsim.diagnose(decode_ms=12, results="graph-flag=yes"), "--result: 'graph-flag=yes' is no list"),
+    ],
+)
+def test_what_is_no_path_or_number_is_one_line(call: Callable[[], object], says: str) -> None:
+    with pytest.raises(specsim.InputError, match=says):
+        call()
 
 
 @pytest.mark.parametrize("name", ["predict", "scenario", "sweep", "plan", "simulate", "diagnose"])
