@@ -65,7 +65,7 @@ def _chain_length(alpha: Array, steps: Array) -> Array:
     missing = 1.0 - alpha
     with np.errstate(divide="ignore", invalid="ignore"):  # alpha 0: log 0; alpha 1: 0 / 0, replaced
         length = -np.expm1((steps + 1.0) * np.log1p(-missing)) / missing
-    return np.clip(np.where(missing == 0.0, steps + 1.0, length), 1.0, steps + 1.0)
+    return np.minimum(np.maximum(np.where(missing == 0.0, steps + 1.0, length), 1.0), steps + 1.0)
 
 
 def rate_for_length(
@@ -79,11 +79,10 @@ def rate_for_length(
     Break-even: a cycle of C seconds and a decode step of D need rate_for_length(C / D, s); a speedup of x needs
     rate_for_length(x * C / D, s).
     """
-    wanted, steps, tokens = np.broadcast_arrays(
-        np.asarray(length, float),
-        _counts(num_steps, "--num-steps", 0),
-        np.nan if draft_tokens is None else _counts(draft_tokens, "--draft-tokens", 2),
-    )
+    wanted, steps = np.asarray(length, float), _counts(num_steps, "--num-steps", 0)
+    tokens = np.float64(np.nan) if draft_tokens is None else _counts(draft_tokens, "--draft-tokens", 2)
+    if steps.ndim or tokens.ndim:
+        wanted, steps, tokens = np.broadcast_arrays(wanted, steps, tokens)
     width = _topk(topk)
     rate = np.full(wanted.shape, np.nan)
     for s, d, here in _groups(steps, tokens):
@@ -108,7 +107,7 @@ def _invert_chain(length: Array, steps: int) -> Array:
             value += 1.0
         change = (value - target) / slope
         a -= change
-        if not (np.abs(change) >= 1e-9).any():  # what is left goes with its square
+        if not np.count_nonzero(np.abs(change) >= 1e-9):  # what is left goes with its square
             break
     return np.where(length <= steps + 1.0, np.minimum(np.maximum(a, 0.0), 1.0), np.nan)
 
@@ -313,7 +312,7 @@ class Acceptance:
             length = length + np.where(position < depth, reached, 0.0)
         beyond = np.maximum(depth - (len(self.rates) - 1), 0.0)
         length = length + reached * (_chain_length(np.asarray(self.rates[-1])[()], beyond) - 1.0)
-        return np.clip(length, 1.0, depth + 1.0)
+        return np.minimum(np.maximum(length, 1.0), depth + 1.0)
 
     def rate(self, num_steps: ArrayLike, topk: int = 1, draft_tokens: ArrayLike | None = None) -> Number:
         """The constant rate with the same accept length at these settings: the one number to print."""

@@ -84,8 +84,8 @@ def landmarks(samples: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
     if not n:
         return rows
     below = int(LOW * (n - 1))
-    places = np.clip([below, below + 1, n - 2 - below, n - 1 - below], 0, n - 1)  # the same from either end
-    return np.concatenate([rows[:, :1], np.sort(rows[:, 1:], axis=1)[:, places]], axis=1)
+    low, high = (below, min(below + 1, n - 1)), (max(n - 2 - below, 0), n - 1 - below)  # the same from either end
+    return np.concatenate([rows[:, :1], np.sort(rows[:, 1:], axis=1)[:, low + high]], axis=1)
 
 
 def _between(a: NDArray[np.float64], b: NDArray[np.float64], part: float) -> NDArray[np.float64]:

@@ -60,6 +60,8 @@ def _texts(name: str, value: Any) -> Iterator[str]:
         yield value.name
     elif value is True:
         yield "on"
+    elif type(value) in (int, float):
+        yield _number(value)
     elif name == "eager":
         yield from sorted(value)
     elif isinstance(value, tuple):

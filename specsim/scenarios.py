@@ -188,7 +188,7 @@ class Scenario:
 
 
 def _span(values: Array) -> str:
-    low, high = values.min(), values.max()
+    low, high = (values.item(),) * 2 if values.size == 1 else (values.min(), values.max())
     return f"{low:.0f}" if low == high else f"{low:.0f} to {high:.0f}"
 
 
