@@ -13,10 +13,10 @@ import hashlib
 import io
 import json
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 from pydantic_core import PydanticSerializationError, to_json
@@ -76,6 +76,17 @@ _CONTEXT = click.Context(_options, info_name="predict")
 NAMES = {option.opts[0].lstrip("-"): option for option in _options.params if isinstance(option, click.Option)}
 
 
+class Asked(NamedTuple):
+    """A request in order, so that equal ones are equal: (name, value) of its options, and (kind, ID) of its files."""
+
+    options: tuple[tuple[str, Any], ...]
+    files: tuple[tuple[str, str], ...]
+
+    def without(self, names: Container[str]) -> Asked:
+        """The request without some options."""
+        return Asked(tuple(option for option in self.options if option[0] not in names), self.files)
+
+
 @dataclasses.dataclass(frozen=True)
 class Kept:
     """What was read of a file, and what a command line calls it."""
@@ -104,7 +115,7 @@ class Planner:
         self._own: dict[str, Kept] = {}  # of the one who serves: never forgotten
         self._files: OrderedDict[str, Kept] = OrderedDict()
         self._machine = lru_cache(MACHINES)(self._build_machine)
-        self._priced: OrderedDict[str, Priced] = OrderedDict()  # one serves all acceptances
+        self._priced: OrderedDict[Asked, Priced] = OrderedDict()  # one serves all acceptances
         self._answer = lru_cache(ANSWERS)(self._make_answer)
         self._around = lru_cache(AROUND)(self._make_around)
 
@@ -172,14 +183,12 @@ class Planner:
 
     def answer(self, request: Any) -> bytes:
         """All that the page shows of a request, as JSON. Raises InputError, with the text of the command line."""
-        return self._answer(_canonical(_checked(request)))
+        return self._answer(_checked(request))
 
     def around(self, request: Any) -> bytes:
         """The chart of draft lengths over batches and contexts, as JSON: the best at the request's acceptance, or what
         breaks even without one. Raises InputError."""
-        request = _checked(request)
-        options = {name: value for name, value in request["options"].items() if name not in ("batch", "context")}
-        return self._around(_canonical({**request, "options": options}))
+        return self._around(_checked(request).without(("batch", "context")))
 
     def document(self, request: Any) -> str:
         """What `predict --json` prints, to the byte."""
@@ -193,20 +202,20 @@ class Planner:
         """The prediction of a request. Raises InputError."""
         return self._predict(_checked(request))
 
-    def _predict(self, request: dict[str, Any]) -> Prediction:
-        options, files = request["options"], request["files"]
-        scenario, _ = self._scenario(options, files)
-        costs = _canonical({"options": {k: v for k, v in options.items() if k not in ACCEPTANCE}, "files": files})
+    def _predict(self, asked: Asked) -> Prediction:
+        scenario, _ = self._scenario(asked)
+        costs = asked.without(ACCEPTANCE)
         found = self._priced.pop(costs, None)
         if found is None:
-            found = price(scenario, self._machine(files.get("hardware") or scenario.profile.name, scenario.engine))
+            box = dict(asked.files).get("hardware") or scenario.profile.name
+            found = price(scenario, self._machine(box, scenario.engine))
         self._priced[costs] = found
         while len(self._priced) > PRICED:
             self._priced.popitem(last=False)
         return found.accepting(scenario)
 
-    def _make_answer(self, canonical: str) -> bytes:
-        p = self._predict(json.loads(canonical))
+    def _make_answer(self, asked: Asked) -> bytes:
+        p = self._predict(asked)
         document = p.json(sources=False)
         lines = {"sglang": sglang_line(p.scenario), "vllm": vllm_line(p.scenario)}
         config = vllm_config(p.scenario)
@@ -224,9 +233,8 @@ class Planner:
         }
         return _json(shown)
 
-    def _make_around(self, canonical: str) -> bytes:
-        request = json.loads(canonical)
-        scenario, arguments = self._scenario(request["options"], request["files"])
+    def _make_around(self, asked: Asked) -> bytes:
+        scenario, arguments = self._scenario(asked)
         charts: list[Chart] = []
         if scenario.method != "none" and scenario.topk == 1:
             rates = scenario.acceptance.rates if scenario.acceptance else (None,)
@@ -242,16 +250,15 @@ class Planner:
         shown = [chart.json() for chart in charts if chart.key in ("best", "breakeven")][:1]
         return _json({"charts": shown})
 
-    def _scenario(self, options: dict[str, Any], files: dict[str, str]) -> tuple[Scenario, dict[str, Any]]:
+    def _scenario(self, asked: Asked) -> tuple[Scenario, dict[str, Any]]:
         """The scenario, and the arguments of `build` that made it."""
-        kept = {kind: self._file(digest) for kind, digest in files.items()}
+        kept = {kind: self._file(digest) for kind, digest in asked.files}
         dropped = {kind: file for kind, file in kept.items() if file is not None}
         if len(dropped) < len(kept):
             raise Missing([kind for kind in kept if kind not in dropped])
-        values = _read([(name, options[name]) for name in NAMES if name in options])
-        resolved, notes = options_of(values)
-        asked = {**resolved.get("asked", resolved), **{kind: file.file for kind, file in dropped.items()}}
-        resolved.update({kind: file.read for kind, file in dropped.items()}, asked=asked)
+        resolved, notes = options_of(_read(asked.options))
+        said = {**resolved.get("asked", resolved), **{kind: file.file for kind, file in dropped.items()}}
+        resolved.update({kind: file.read for kind, file in dropped.items()}, asked=said)
         for kind in KINDS:
             if isinstance(resolved.get(kind), str):
                 resolved[kind] = _shipped(kind, resolved[kind])
@@ -310,8 +317,8 @@ def _text(value: Any) -> str:
     return "on" if value is True else str(value)
 
 
-def _checked(request: Any) -> dict[str, Any]:
-    """The request in canonical form: known names, texts of bounded length, files by their digest. Raises InputError."""
+def _checked(request: Any) -> Asked:
+    """The request: known names, texts of bounded length, files by their digest. Raises InputError."""
     if not isinstance(request, dict) or not set(request) <= {"options", "files"}:
         raise InputError("a request has options and files", where="request")
     options, files = request.get("options", {}), request.get("files", {})
@@ -327,15 +334,13 @@ def _checked(request: Any) -> dict[str, Any]:
     for kind, digest in files.items():
         if kind not in KINDS or not isinstance(digest, str) or len(digest) > 64:
             raise InputError("files are named by kind", where="request", mend=f"kinds: {', '.join(KINDS)}")
-    if isinstance(options.get("eager"), str):
-        options = {**options, "eager": [options["eager"]]}
-    return {"options": options, "files": files}
+    if "eager" in options:
+        eager = options["eager"]
+        options = {**options, "eager": (eager,) if isinstance(eager, str) else tuple(eager)}
+    return Asked(tuple((n, options[n]) for n in NAMES if n in options), tuple(sorted(files.items())))
 
 
-_canonical = json.JSONEncoder(sort_keys=True, check_circular=False).encode
-
-
-def _read(given: list[tuple[str, Any]]) -> dict[str, Any]:
+def _read(given: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     """The values of options, read as the command line reads them. Raises InputError."""
     try:
         return {str(NAMES[name].name): NAMES[name].process_value(_CONTEXT, value) for name, value in given}
