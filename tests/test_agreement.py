@@ -82,6 +82,7 @@ def test_diff_with_a_scenario_judges_two_calibrations(capsys, tmp_path: Path):
     code, out, _ = run(capsys, *line, "--within", "6%")
     assert code == 0
     assert out.rstrip().endswith("they differ by at most 5.0%, within 6%")
+    assert sum(row.startswith("number ") for row in out.splitlines()) == 1, "one table, 80 columns wide"
     code, out, _ = run(capsys, *line, "--json")
     document = json.loads(out)
     assert document["schema"] == "specsim.hardware-agreement/1"

@@ -210,7 +210,7 @@ def _diff_weighed(
         print_result(document)
     else:
         rows = [
-            (w.key, _number(w.a), _number(w.b), "" if w.relative is None else f"{w.relative:+.1%}", f"{abs(w.part):.0%}",
+            (w.key.removeprefix("operators."), _number(w.a), _number(w.b), "" if w.relative is None else f"{w.relative:+.1%}", f"{abs(w.part):.0%}",
              "" if w.effect is None else f"{w.effect:+.2%}")
             for w in found if abs(w.part) >= 0.01
         ]  # fmt: skip
