@@ -166,6 +166,8 @@ class Planned(Shown):
         tpot = (
             f"TPOT {short(p.tpot_s[0] * 1e3, 3)} ms{sure}" if p.tpot_s[0] else f"TTFT {short(p.ttft_s[0] * 1e3, 3)} ms"
         )
+        if best.seen is not None:
+            tpot += f", {which} TTFT {short(best.seen.ttft_s[0] * 1e3, 3)} and TPOT {short(best.seen.tpot_s[0] * 1e3, 3)} ms"
         tpot += f", headroom {room(best, found.rate)}"
         gpus = "1 GPU" if best.gpus == 1 else f"{best.gpus:,} GPUs"
         return f"{gpus}: {best.replicas:,} replica{many} of {where}; {tpot}{cost}."

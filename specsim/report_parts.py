@@ -29,7 +29,7 @@ WORDS = {
     "topk": "branches", "draft_tokens": "draft tokens", "kv_tokens": "KV cache, tokens", "chunk_tokens": "prefill chunk, tokens",
     "overhead_ms": "overhead, ms", "chunk_us": "front end, us a chunk", "prefix_rate": "share in the prefix cache", "max_running_requests": "running requests at most",
     "eager": "without CUDA graph", "gpus": "GPUs", "rate": "requests a second", "input_tokens": "prompt tokens",
-    "output_tokens": "output tokens", "ttft_ms": "TTFT target, ms", "tpot_ms": "TPOT target, ms", "link": "link", "overlap": "overlapped scheduling",
+    "output_tokens": "output tokens", "ttft_ms": "TTFT target, ms", "tpot_ms": "TPOT target, ms", "percentile": "targets are for the", "link": "link", "overlap": "overlapped scheduling",
     "max_concurrency": "requests in flight at most", "request_rate": "requests a second", "seed": "seed", "dataset_name": "requests",
 }  # fmt: skip
 LAUNCHES = {

@@ -32,7 +32,7 @@ class Targets:
             if value is not None and not 0 < value < math.inf:
                 raise InputError(f"{value:g} ms is no target", where=name, mend="give milliseconds above 0")
         if self.percentile is not None:
-            if self.percentile not in PERCENTS:
+            if not isinstance(self.percentile, str) or self.percentile not in PERCENTS:
                 raise InputError(
                     f"no percentile {self.percentile!r}", where="--percentile", mend=f"one of {', '.join(PERCENTS)}"
                 )
