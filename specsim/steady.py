@@ -16,7 +16,9 @@ equally: n of them leave at g(n) = n / (T S(n)), where S(n) is the time of a ste
 holds exactly for exponential work (level crossing). Without prefill (q = 0) it is Cohen's processor sharing, which holds whatever
 the distribution of lengths (Acta Informatica 12, 1979). With it lengths matter: requests of a bunch whose answers are equally
 long stay together until they leave, and the variance that bunches add to the number running is twice that of exponential
-answers (E[min] / E of two answers: 1 and 1/2). So bunches count by twice that share. Beyond the limit of running requests they
+answers (E[min] / E of two answers: 1 and 1/2). So bunches count by twice that share. A bunch ends where places do, which cuts the long tail of
+busy periods (`specsim.busy_periods`): of prompts that are prefilled one by one, for the chain above; of all, for those that stand still meanwhile.
+Beyond the limit of running requests they
 wait, by Pollaczek-Khinchine. Little's law gives times from numbers. Nothing is fitted.
 """
 
@@ -29,6 +31,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from specsim import gathering
+from specsim.busy_periods import within
 from specsim.errors import InputError
 from specsim.gathering import Steps, numbers
 from specsim.machine import Machine
@@ -338,7 +341,7 @@ class _Prefills:
 @dataclass(frozen=True)
 class _Shared:
     """How many share the server. weight[i, n]: share of time in which n places are taken; bunch[i, n]: requests beyond the first in
-    a bunch; waiting: for a place, mean. Where it is not stable, numbers mean nothing."""
+    a bunch, as far as there are places; waiting: for a place, mean. Where it is not stable, numbers mean nothing."""
 
     weight: Array
     bunch: Array
@@ -382,7 +385,12 @@ def _shared(r: Array, prefills: _Prefills, each: Array, limit: Array, server: Se
     free = 1 - work
     extra = prefills.growing * work / free
     bunch = extra + extra**2 * (1 + server.varies) / 2  # (I - 1) / 2, of prompts that vary
-    counted = 2 * requests.alike * bunch
+    free_places = np.arange(bunch.shape[1] - 1, -1.0, -1.0)
+    if server.mixing is not None:  # decoding goes on beside prompts: who came first leaves meanwhile
+        free_places = np.minimum(free_places, np.ravel(server._steps(None))[-1] * server.budget / server.prompt)
+    within_places = bunch * within(extra / (1 + extra), free_places)
+    one_by_one = len(server.prefill) == 1
+    counted = 2 * requests.alike * (within_places if one_by_one else bunch)
     q, bunches = counted / (1 + counted), r[:, None] / free / (1 + counted)
     ratio = q[:, 1:] + bunches[:, 1:] * each
     log = np.log(bunches[:, :1] * each) + np.cumsum(np.log(ratio), axis=1) - np.log(ratio)
@@ -396,7 +404,7 @@ def _shared(r: Array, prefills: _Prefills, each: Array, limit: Array, server: Se
     total = weight.sum(axis=1) + beyond
     waiting = (1 + requests.output_cv2) / 2 * beyond / (1 - np.where(stable, r / limit, 0.0)) / total
     weight[:, -1] += beyond
-    return _Shared(weight / total[:, None], bunch, waiting, stable)
+    return _Shared(weight / total[:, None], within_places, waiting, stable)
 
 
 def server_of(

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from specsim import workload
 from specsim.acceptance import chain_length
+from specsim.busy_periods import within
 from specsim.choice import Choice
 from specsim.errors import InputError
 from specsim.gathering import numbers, steps_of
@@ -261,6 +262,42 @@ def test_a_prompt_in_a_row_of_them_ends_with_a_full_step():
     _, ttft, rate = steady_means(simulated, rate, 6000, 200, 12_000)
     assert float(server.at(rate).ttft_s[0]) == pytest.approx(ttft, rel=0.04)
     assert float(replace(server, fill=0.0).at(rate).ttft_s[0]) < 0.92 * ttft
+
+
+def test_bunches_end_where_places_do():
+    """At a load of 1/2 a busy period serves one with e^-0.5, so of the moments in it the first is done at 1 - 1/2 of them, and more than one at
+    1 - 1/2 (1 + 1 - e^-0.5) = 0.3033: of the 1 + 1/2 done on average 1/3 and 0.5355 are within one and two places."""
+    load, places = np.asarray([0.5, 0.5, 0.5, 0.0, 0.999]), np.asarray([0.0, 1.0, 2.0, 1.0, 4000.0])
+    none, one, two, idle, busy = within(load, places)
+    assert none == 0
+    assert (one, two) == pytest.approx((1 / 3, (0.5 + 0.3033) / 1.5), rel=0.01)
+    assert idle == pytest.approx(1, rel=1e-3)
+    assert 0 < busy < 0.1
+
+
+@given(st.floats(0, 0.999), st.lists(st.floats(0, 300), min_size=2, max_size=6))
+@settings(max_examples=60, deadline=None)
+def test_more_places_hold_more_of_a_bunch(load, places):
+    found = within(np.full(len(places), load), np.sort(places))
+    assert ((found >= 0) & (found <= 1)).all()
+    assert (np.diff(found) >= -1e-12).all()
+
+
+@pytest.mark.parametrize(
+    ("engine", "given_", "made", "error"),
+    [("sglang", 20_000, 100, 0.1), ("vllm", 20_000, 20, 0.25), ("vllm", 8000, 20, 0.25)],
+)
+def test_prompts_of_several_steps_on_a_few_places(engine, given_, made, error):
+    """No more run than there are places, and the simulator agrees at 0.8 of capacity, where they stand behind prompts most of the time: were
+    bunches endless TPOT would be up to six times as long."""
+    s = llama(4, engine)
+    machine = machine_of(s)
+    server = server_of(s, machine, Requests(given_, made))
+    share = np.linspace(0.05, 0.99, 30)
+    assert (server.at(share * float(server.capacity())).running <= server.most_running).all()
+    rate = 0.8 * float(server.capacity())
+    mean_tpot, _, rate = steady_means(simulated_server(s, machine), rate, given_, made, 12_000)
+    assert server.at(rate).tpot_s[0] == pytest.approx(mean_tpot, rel=error)
 
 
 def test_prompts_that_share_a_step_come_less_in_bunches():
