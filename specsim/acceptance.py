@@ -2,7 +2,7 @@
 
 What to use when:
 
-    an accept rate, or several by position  ->  Acceptance.constant, .per_position, .first_then
+    an accept rate, or several by position  ->  Acceptance.constant, .per_position
     an accept length from a log             ->  Acceptance.from_length
     a figure as an engine prints it         ->  convert(value, meaning, ...)
     a published drafter on a known task     ->  Acceptance.from_profile("kimi-k2.5-eagle3/gsm8k")
@@ -253,11 +253,6 @@ class Acceptance:
         return cls(
             tuple(_plain(_rates(rate, "--accept-per-position")) for rate in rates), "given accept rates by position"
         )
-
-    @classmethod
-    def first_then(cls, first: ArrayLike, rest: ArrayLike) -> Acceptance:
-        """Geometric with a different first position: drafters see true hidden states only there."""
-        return cls.per_position([first, rest])
 
     @classmethod
     def from_length(

@@ -112,8 +112,7 @@ def test_survival_adds_to_the_length(given_rates, s, topk, d):
 def test_the_last_rate_repeats():
     """0.9, 0.5 over 3 steps: 1 + 0.9 + 0.45 + 0.225 = 2.575."""
     assert Acceptance.per_position([0.9, 0.5]).length(3) == pytest.approx(2.575)
-    assert Acceptance.first_then(0.9, 0.5) == Acceptance.per_position([0.9, 0.5])
-    assert any("position 2" in note for note in Acceptance.first_then(0.9, 0.5).warnings(3))
+    assert any("position 2" in note for note in Acceptance.per_position([0.9, 0.5]).warnings(3))
     assert Acceptance.constant(0.5).warnings(3) == []
 
 
@@ -249,7 +248,7 @@ def test_rank_share_against_measured_trees():
 @pytest.mark.parametrize(("s", "topk", "d"), [(3, 1, 4), (3, 1, 3), (4, 3, 8), (2, 2, 20)])
 def test_monte_carlo(s, topk, d):
     """Walk the tree child by child, as a verifier does, knowing only which nodes were drafted."""
-    acceptance = Acceptance.first_then(0.7, 0.5)
+    acceptance = Acceptance.per_position([0.7, 0.5])
     ranks = [rank_rates(rate, topk) for rate in (0.7, 0.5, 0.5, 0.5)[:s]]
     beam, candidates = [((), 1.0)], []
     for level in ranks:
