@@ -583,7 +583,7 @@ def _rates(value: ArrayLike, option: str) -> Array:
     inside = (rates >= 0.0) & (rates <= 1.0)  # false for nan
     if not inside.all():
         wrong = _first(rates[~inside])
-        mend = f"for {wrong:g} % give {wrong / 100:g}" if 1.0 < wrong <= 100.0 else "give a fraction between 0 and 1"
+        mend = f"for {wrong:g} % give {wrong / 100:g}" if 2.0 <= wrong <= 100.0 else "give a fraction between 0 and 1"
         raise InputError(f"{wrong:.9g} is not in [0, 1]", where=option, mend=mend)
     return rates
 

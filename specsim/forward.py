@@ -488,7 +488,7 @@ class _Part(NamedTuple):
 @dataclass(frozen=True)
 class _Priced:
     """A pass as the box's rates and curves have it: nothing here depends on the engine's terms or on launch costs. sums: of the
-    all-reduces of each size, calls and the eager latency of one."""
+    all-reduces of each size, calls and what the eager latency of one has beyond its time on the GPU."""
 
     parts: Mapping[str, _Part]
     sums: tuple[tuple[float, Array], ...]
@@ -512,7 +512,7 @@ def _priced(
             assert size is not None
             time, called, origin = _one_sum(machine, limits_of[o.gather], ranks, graph, size)
             part = _Part(o.calls * time, o.kernels, o.calls, o.calls * size, origin)
-            sums.append((o.calls, called))
+            sums.append((o.calls, np.maximum(called - time, 0.0)))
         else:
             size = ZERO if size is None else size
             time, origin = machine.price(o, size, _value(flops, worths), _value(inner, worths), n)

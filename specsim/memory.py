@@ -22,11 +22,12 @@ RESERVE = 0.08  # share of a GPU that graphs, activations, the CUDA context and 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on one GPU."""
+    """Bytes on one GPU. share: of it that weights and cache may take."""
 
     weights: float
     kv: float
     capacity: float
+    share: float = 1 - RESERVE
 
     @property
     def needed(self) -> float:
@@ -34,7 +35,7 @@ class Memory:
 
     @property
     def usable(self) -> float:
-        return self.capacity * (1 - RESERVE)
+        return self.capacity * self.share
 
     @property
     def fits(self) -> bool:
@@ -51,7 +52,12 @@ def memory(
     tokens = float(((s.context if context is None else context) + s.draft_tokens).max())
     sequences = math.ceil((s.batch.max() if batch is None else batch) / parallel.dp)
     kv = sequences * sum(float(rank_kv(m, parallel, tokens)) + rank_state(m, parallel) for m in models)
-    return Memory(weights, kv, s.profile.gpu.memory_gb * 1e9)
+    return Memory(weights, kv, s.profile.gpu.memory_gb * 1e9, memory_share(s))
+
+
+def memory_share(s: Scenario) -> float:
+    """Share of a GPU that weights and cache may take: what the launch line says, or all but RESERVE."""
+    return float(s.options.get("mem_fraction") or 1 - RESERVE)
 
 
 def would_fit(s: Scenario) -> list[str]:

@@ -12,7 +12,7 @@ from specsim.asked import NAMES, options_of, scenario_of, sharing_a_name
 from specsim.errors import InputError, did_you_mean
 from specsim.memory import memory
 from specsim.profiles import load_profile
-from specsim.scenarios import Scenario, build
+from specsim.scenarios import Scenario, build, no_meaning
 
 LISTS = ("hardware", "tp", "ep", "draft_tokens")  # options that take several values
 FIXED = ("batch", "context", "num_steps", "topk")  # what the load and the plan set
@@ -44,6 +44,8 @@ def choices(options: Mapping[str, Any]) -> tuple[list[Maker], tuple[int, ...], t
         mend = "give that --draft-tokens, or --accept-rate"
         raise InputError("belongs to one draft length", where="--accept-length", mend=mend)
     accepted = [k for k in single if k.startswith("accept")]
+    if accepted and base.get("method") == "none":
+        notes += (no_meaning(f"--{accepted[0].replace('_', '-')}"),)
     base = {k: v for k, v in base.items() if k not in (*FIXED, "draft_tokens")}
     plain = {k: v for k, v in base.items() if k not in (*accepted, "draft")} | {"method": "none"}
     makers: list[Maker] = []

@@ -78,8 +78,13 @@ class Gpu(Group):
 
     def is_other_than(self, device: str) -> bool:
         """Whether a name, as a driver gives it, is that of another GPU: of another number, H100 80GB HBM3 beside H200."""
-        mine, other = (re.search(r"[A-Za-z]*\d+\w*", name) for name in (self.name, device))
-        return mine is not None and other is not None and mine[0].upper() != other[0].upper()
+        mine, other = (re.search(r"[A-Z]*\d+[A-Z]*", _plain(name)) for name in (self.name, device))
+        return mine is not None and other is not None and mine[0] != other[0]
+
+
+def _plain(device: str) -> str:
+    """A device's name without how many there are, and with spaces where other tools write none."""
+    return re.sub(r"^\d+ ?X ", "", re.sub(r"TX(?=\d)", "TX ", device.upper().replace("_", " ")))
 
 
 class OperatorRate(Group):
@@ -203,7 +208,7 @@ def folder() -> Path:
     return Path(importlib.import_module("specsim.hardware").__path__[0])
 
 
-OTHER_UNIT = 100.0  # times
+OTHER_UNIT = (1 / 300, 100.0)  # times: a thousand, and what a class reaches of the GPU's own, a hundredth on a CPU
 REQUIRED = ("gemm_bf16", "attention_gqa", "norm", "tiny")  # operator classes that every profile has
 
 
@@ -278,7 +283,7 @@ def _refuse_other_units(profile: Profile, where: str) -> None:
     for name, rate in profile.operators.items():
         for field, own in (("bandwidth_gb_s", "bandwidth_gb_s"), ("peak_tflops", "bf16_tflops")):
             value, of_gpu = getattr(rate, field), getattr(profile.gpu, own)
-            if value and not of_gpu / OTHER_UNIT < value < of_gpu * OTHER_UNIT:
+            if value and not OTHER_UNIT[0] < value / of_gpu < OTHER_UNIT[1]:
                 said = f"operators.{name}.{field} is {value:g} where gpu.{own} is {of_gpu:g}"
                 raise InputError(said, where=where, mend="give both in the unit that their names end in")
 

@@ -143,7 +143,8 @@ class Scenario:
         return given or (self.engine.running_cap_speculative if self.method != "none" and phase != "decode" else None)
 
     def captured(self, phase: str, rows: int = 1, *, beyond: bool | None = None) -> tuple[int, ...]:
-        """Batch sizes that have a graph in a phase of `rows` rows a sequence.
+        """Batch sizes that have a graph in a phase of `rows` rows a sequence. Graphs are a rank's own, so under data-parallel
+        attention each serves as many sequences of every group.
 
         beyond: for a batch above the cap on running requests (None: whether the largest is). One that the scenario asks for
         is one that the server runs, whatever cap it would have by default: requests queue, which is a warning, and nothing
@@ -152,15 +153,17 @@ class Scenario:
         running = self.running_cap(phase)
         if running is not None and (self.batch.max() > running if beyond is None else beyond):
             running = NO_CAP
-        return self.engine.captured_batches(
+        groups = self.parallel.dp
+        sizes = self.engine.captured_batches(
             self.options.get("cuda_graph_max_bs"),
             self.method != "none" and phase != "decode",
             self.profile.gpu.memory_gb,
             self.parallel.tp,
             rows=rows if phase in ("verify", "extend") else 1,
             explicit=self.options.get("captured_sizes"),
-            max_running=running,
+            max_running=running if running is None else max(running // groups, 1),
         )
+        return sizes if groups == 1 else tuple(groups * size for size in sizes)
 
     @cached_property
     def network(self) -> Network:
@@ -190,6 +193,11 @@ class Scenario:
 def _span(values: Array) -> str:
     low, high = (values.item(),) * 2 if values.size == 1 else (values.min(), values.max())
     return f"{low:.0f}" if low == high else f"{low:.0f} to {high:.0f}"
+
+
+def no_meaning(option: str) -> str:
+    """The note that plain decoding has no use for an option."""
+    return f"{option} has no meaning without speculation and is left out"
 
 
 def build(
@@ -268,7 +276,7 @@ def build(
     if len(given) > 1:
         raise InputError("acceptance is stated twice", where=" and ".join(given), mend="give one of them")
     if given and kind == "none":
-        warnings.append(f"{given[0]} has no meaning without speculation and is left out")
+        warnings.append(no_meaning(given[0]))
         accept_rate = accept_length = accept_per_position = accept_profile = acceptance = None
     if accept_rate is not None:
         acceptance = Acceptance.constant(accept_rate)

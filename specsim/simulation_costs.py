@@ -29,7 +29,7 @@ from specsim.engines import command_line
 from specsim.errors import InputError
 from specsim.forward import build, cost
 from specsim.machine import ZERO, Machine, lift
-from specsim.memory import RESERVE, rank_kv_per_token, rank_state, rank_weights
+from specsim.memory import memory_share, rank_kv_per_token, rank_state, rank_weights
 from specsim.models import Model
 from specsim.ops import Load
 from specsim.scenarios import Scenario, contents, exactly
@@ -272,7 +272,7 @@ def cache_limits(s: Scenario, running: int) -> tuple[int, int]:
     """
     models = [s.model] if s.draft is None else [s.model, s.draft]
     share = s.options.get("mem_fraction")
-    capacity = s.profile.gpu.memory_gb * 1e9 * float(share or 1 - RESERVE)
+    capacity = s.profile.gpu.memory_gb * 1e9 * memory_share(s)
     weights = sum(rank_weights(m, s.parallel) for m in models)
     state = sum(rank_state(m, s.parallel) for m in models)
     a_token = sum(rank_kv_per_token(m, s.parallel) for m in models)

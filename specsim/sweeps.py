@@ -25,10 +25,10 @@ from specsim.acceptance import Acceptance, rate_for_length
 from specsim.cycle import evaluate
 from specsim.errors import InputError
 from specsim.machine import Machine
-from specsim.memory import RESERVE, rank_kv, rank_state, rank_weights
+from specsim.memory import memory_share, rank_kv, rank_state, rank_weights
 from specsim.prediction import machine_of
 from specsim.quantities import six
-from specsim.scenarios import Scenario
+from specsim.scenarios import Scenario, no_meaning
 
 Array = NDArray[np.float64]
 Options = tuple[tuple[str, Any], ...]  # scenario options by name
@@ -177,7 +177,7 @@ class Case:
             tokens = context[None, :, None] + rows
             kv = sequences * sum(rank_kv(m, s.parallel, tokens) + rank_state(m, s.parallel) for m in models)
             weights = sum(rank_weights(m, s.parallel) for m in models)
-            columns.append(np.asarray(weights + kv <= s.profile.gpu.memory_gb * 1e9 * (1 - RESERVE)))
+            columns.append(np.asarray(weights + kv <= s.profile.gpu.memory_gb * 1e9 * memory_share(s)))
         return np.concatenate(columns, axis=-1)
 
 
@@ -208,6 +208,8 @@ def build_case(spec: Spec, index: int) -> Case:
                 if new:
                     lanes.append(Lane(scenario, d[new], steps[new]))
             notes += scenario.warnings
+    if spec.kind and lanes and all(lane.scenario.method == "none" for lane in lanes):
+        notes.append(no_meaning(f"--accept-{spec.kind.replace('_', '-')}"))
     if not lanes:
         raise failure or InputError("no configuration is left", where="sweep", mend="loosen the lists")
     lengths = np.concatenate([_lengths(spec, lane) for lane in lanes])

@@ -367,6 +367,8 @@ def test_bad_input_names_its_option(make, option):
 
 
 def test_percent_typed_as_a_rate_gets_its_mend():
+    with pytest.raises(InputError, match=r"1\.5 is not in \[0, 1\]; give a fraction"):
+        Acceptance.constant(1.5)
     with pytest.raises(InputError, match=r"for 60 % give 0\.6"):
         Acceptance.constant(60)
 

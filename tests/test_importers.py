@@ -270,6 +270,12 @@ def test_any_prefix_gives_the_readings_or_one_line(prefix):
         ("NVIDIA GeForce RTX 4090", "NVIDIA GeForce RTX 2080 Ti", True),
         ("NVIDIA H200", "NVIDIA GH200 480GB", True),
         ("NVIDIA H200", "", False),
+        ("NVIDIA H200", "2x NVIDIA H200", False),
+        ("NVIDIA H200", "H200_SXM_141GB", False),
+        ("NVIDIA GeForce RTX 4090", "RTX4090", False),
+        ("AMD Instinct MI300X", "AMD_Instinct_MI300X_OAM", False),
+        ("NVIDIA H100", "NVIDIA A100", True),
+        ("NVIDIA L40S", "NVIDIA L40", True),
     ],
 )
 def test_a_gpu_is_told_by_its_number(mine: str, other: str, differ: bool) -> None:

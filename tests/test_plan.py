@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import specsim
 from specsim import workload
 from specsim.acceptance import chain_length
 from specsim.busy_periods import within
@@ -1303,3 +1304,10 @@ def test_bad_input_is_one_line(specsim, arguments, said):
     assert err.startswith("error: ")
     assert said in err
     assert len(err.strip().splitlines()) == 1
+
+
+def test_an_acceptance_of_plain_decoding_is_said_to_be_left_out() -> None:
+    note = "--accept-rate has no meaning without speculation and is left out"
+    options = {"model": "Qwen3-8B", "hardware": "1x-h200", "method": "none", "accept_rate": 0.6}
+    assert note in specsim.plan(rate=2, input_tokens=500, output_tokens=100, **options).plan.warnings
+    assert note in specsim.sweep(batch=[1, 2], **options).warnings

@@ -427,3 +427,26 @@ def test_a_drafter_that_cannot_serve_the_target_is_told_by_its_own_name() -> Non
     made = build(model="Qwen3-8B", draft=replace(drafter, vocab=32000), hardware="1x-h200")
     assert "qwen3-8b-eagle3 has 32000 tokens, Qwen3-8B 151936: they must share a tokenizer" in made.warnings
     assert not any("tokenizer" in w for w in build(model="Qwen3-8B", draft=drafter, hardware="1x-h200").warnings)
+
+
+def test_groups_of_data_parallel_attention_have_graphs_of_their_own() -> None:
+    """SGLang captures up to 512 sequences a rank on this box, so eight groups replay graphs for up to 4,096: the step of 520 takes
+    little more than that of 512, and only the one of 4,104 is launched kernel by kernel. Padding is a group's too: 520 are 65 each, in
+    a graph of 72."""
+    s = specsim.scenario(model="DeepSeek-V3", hardware="8x-b200", method="none", tp=8, dp_attention=8, context=500)
+    assert max(s.captured("decode")) == 8 * 512
+    step = {
+        n: specsim.predict(replace(s, batch=np.asarray(float(n)))).decode_ms.value for n in (512, 520, 576, 4096, 4104)
+    }
+    assert step[512] < step[520] == pytest.approx(step[576], rel=0.02)
+    assert step[520] < 1.1 * step[512]
+    assert step[4104] > 1.2 * step[4096]
+
+
+def test_a_launch_lines_share_of_memory_decides_what_fits() -> None:
+    """16.4 GB of weights and 40 caches of 2,048 tokens, 28.5 GB: not in a tenth of 150 GB, but in 0.8 of it."""
+    for share, fits in (("0.1", False), ("0.8", True)):
+        line = f"--model-path Qwen/Qwen3-8B --mem-fraction-static {share}"
+        p = specsim.predict(hardware="1x-h200", batch=40, sglang_args=line)
+        assert p.memory.fits is fits
+        assert p.memory.usable == pytest.approx(float(share) * p.memory.capacity)

@@ -339,6 +339,11 @@ def test_the_example_in_the_documentation_is_a_profile():
     assert parse_profile(example, "docs/hardware.md").name == "my-box"
 
 
+def test_what_calibration_finds_on_a_cpu_is_no_wrong_unit():
+    """Experts there reach a hundred and fiftieth of the copy's bandwidth; another unit would be a thousandth at most."""
+    assert parse_profile(text_of({"operators.norm.bandwidth_gb_s": 2000 / 158}), "box.yaml").name
+
+
 # --- writing and comparing -----------------------------------------------------------------------------------------
 
 
