@@ -43,10 +43,10 @@ def situation(d: Diagnosis) -> str:
     p = build_pass(s.model, s.parallel, s.engine, graph=True)
     calls = sum(o.calls for o in p.operators if o.component == "allreduce")
     kernels = float(np.max(p.kernels(Load(s.batch, s.draft_tokens, s.context))))
-    shares = [f"{extra * 1e3 / kernels:.1f} us for each of {kernels:,.0f} kernels"]
+    shares = [f"{extra * 1e3 / kernels:,.1f} us for each of {kernels:,.0f} kernels"]
     if calls:
-        shares.insert(0, f"{extra * 1e3 / calls:.0f} us for each of {calls:.0f} all-reduces")
-    return out + f". {extra:.1f} ms are unexplained: as much as {', or '.join(shares)}."
+        shares.insert(0, f"{extra * 1e3 / calls:,.0f} us for each of {calls:.0f} all-reduces")
+    return out + f". {extra:,.1f} ms are unexplained: as much as {', or '.join(shares)}."
 
 
 def baseline(d: Diagnosis) -> str:
@@ -77,6 +77,8 @@ def breakeven(d: Diagnosis) -> str:
     most = float(min(np.max(s.num_steps), np.max(s.draft_tokens) - 1)) + 1
     if not better.reachable:
         return f"{_cycle(d)} speculation would need {need} tokens a cycle to break even; {most:g} is the most there can be."
+    if need.value <= 1:
+        return f"{_cycle(d)} a cycle would take less than a decode step, so that speculation would pay whatever is accepted."
     known = s.accept_length
     has = f"; the drafter gives {float(known.reshape(-1)[0]):.2f}" if known is not None else ""
     if known is not None and float(known.reshape(-1)[0]) < NOTHING:

@@ -382,6 +382,6 @@ def _distance(found: Posterior, o: Observation, fault: Fault, rng: np.random.Gen
 
 def _unit(ratio: float) -> str:
     """What a factor of a thousand between prediction and observation suggests."""
-    if 300 < ratio < 3000:
+    if 100 < ratio < 10_000:
         return "Was it given in seconds? "
-    return "Was it given in us? " if 300 < 1 / ratio < 3000 else ""
+    return "Was it given in us? " if 100 < 1 / ratio < 10_000 else ""

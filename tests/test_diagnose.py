@@ -429,6 +429,7 @@ def test_a_measured_verify_is_part_of_the_cycle_whatever_explains_it(capsys: pyt
         ({"decode_ms": 7, "verify_ms": 9, "cycle_ms": 8}, "the verify inside it takes 9 ms"),
         ({"decode_ms": 0.005, "verify_ms": 0.006}, "in seconds?"),
         ({"decode_ms": 7, "verify_ms": 7000}, "nothing explains"),
+        ({"decode_ms": 7, "verify_ms": 9000}, "Was it given in us?"),
     ],
 )
 def test_numbers_that_cannot_be_give_no_verdict(times: dict[str, float], said: str) -> None:
@@ -440,6 +441,7 @@ def test_numbers_that_cannot_be_give_no_verdict(times: dict[str, float], said: s
     assert "Most likely" not in out
     assert "are to be had" not in out.split("explanations")[0]
     assert "Speculation pays" not in out
+    assert not re.search(r"breaks even at 0\.\d", out)  # a cycle gives a token at least
 
 
 def test_a_capped_server_is_compared_by_tokens_not_by_steps(capsys: pytest.CaptureFixture[str]) -> None:
