@@ -9,6 +9,7 @@ each time. Waits for a place and for prompts that are prefilled one by one are t
     acceptance                (variance of a cycle's tokens over the square of their mean) / (cycles of its life)
 
 and with the prompts behind its own, which go before its first decode step: a short answer has few tokens to share that wait.
+Where the engine mixes prompts into the steps that decode, those behind fill as many of its steps as there are.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ ROUNDS = 4  # prefills in a row behind one's own that are followed
 AVERAGED = 2 / 3  # of the variance of the number running: what is left of it in a mean over a life
 TINY = 1e-12
 LEAST = 0.2  # share of its mean below which nothing varies
+ALL_OR_NONE = 0.05  # least sum of a Beta distribution's two shapes
 PERCENTS = {"p50": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0}  # that can be asked for
 
 
@@ -93,17 +95,30 @@ def draw(server: Server, rate: float) -> tuple[Array, Array]:
     if not several.any():
         return ttft, np.zeros_like(ttft)
     behind, after = np.where(several, behind, 0.0), np.where(several, after, 1.0)
-    base = max(mean - behind.mean() / max(answer - 1, 1.0), LEAST * mean)
     work = np.clip(prefills.work[0], 0.0, MOST_WORK)
     seen = weight * np.arange(len(weight))  # by requests that run
     pace = np.concatenate([[0.0], server.step]) / (1 - work)
     met = _pick(seen, next(at))
     slower = 1 + (pace[met] / np.average(pace, weights=seen) - 1) * AVERAGED**0.5
     share, growing = np.average(work, weights=seen), np.average(prefills.growing[0], weights=seen)
+    least = LEAST * mean
+    if server.mixing is not None:  # decoding goes on beside prompts: those behind fill as many steps as there are
+        gained = float(np.average(np.broadcast_to(server.accept_length, server.step.shape), weights=seen[1:]))
+        steps = np.append(0.0, server.step), server.widest, server.beside(np.asarray([rate]))[0]
+        alone, full, mixed = (float(np.average(x, weights=seen)) for x in steps)
+        behind = np.minimum(behind / full, after / gained) * (full - alone)
+        least = alone / gained
+    base = max(mean - behind.mean() / max(answer - 1, 1.0), least)
     between = (growing * share / (1 - share)) ** 2 * (1 + server.varies) / (rate * base * after)
     length = np.broadcast_to(server.accept_length, server.step.shape)[np.maximum(met, 1) - 1]
     cycles = 1 + ndtri(next(at)) * np.sqrt(server.scatter * length / after)
-    tpot = base * slower * _gamma(1.0, between, next(at)) * np.maximum(cycles, LEAST) + behind / after
+    cycles = np.maximum(cycles, LEAST)
+    if server.mixing is None:
+        return ttft, (base * slower * _gamma(1.0, between, next(at)) * cycles + behind / after)[several]
+    idle_share = (full - mixed) / max(full - alone, TINY)
+    runs = after / gained * idle_share**2 / server.chunks  # its steps over those of a busy period that is met
+    paced = slower * _within(alone / gained / base, full / gained / base, between, runs, next(at))
+    tpot = np.minimum(base * paced + behind / after, server.widest[met] / length) * cycles
     return ttft, tpot[several]
 
 
@@ -170,6 +185,19 @@ def _pick(chance: Array, u: Array) -> NDArray[np.int64]:
     if total.ndim == 1:
         return np.asarray(np.minimum(np.searchsorted(total, u * total[-1]), len(total) - 1))
     return np.asarray(np.minimum((total < u[:, None] * total[:, -1:]).sum(axis=-1), total.shape[-1] - 1))
+
+
+def _within(low: float, high: float, cv2: Array, runs: Array, u: Array) -> Array:
+    """Values of mean 1 and variance cv2 at points u, Beta distributed from low to high: the share of a request's steps that prompts
+    fill. They vary at most as so many independent runs of steps do, each of them full or not: one step is all or none."""
+    from scipy.special import betaincinv
+
+    if not low < 1 < high:
+        return np.ones_like(u)
+    share = (1 - low) / (high - low)
+    most = share * (1 - share) * (high - low) ** 2
+    alike = np.maximum(most / np.maximum(cv2, TINY) - 1, np.maximum(runs, ALL_OR_NONE))
+    return np.asarray(low + (high - low) * betaincinv(share * alike, (1 - share) * alike, u))
 
 
 def _gamma(of: Array | float, cv2: Array | float, u: Array, more: int = 0) -> Array:

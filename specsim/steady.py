@@ -17,9 +17,10 @@ holds exactly for exponential work (level crossing). Without prefill (q = 0) it 
 the distribution of lengths (Acta Informatica 12, 1979). With it lengths matter: requests of a bunch whose answers are equally
 long stay together until they leave, and the variance that bunches add to the number running is twice that of exponential
 answers (E[min] / E of two answers: 1 and 1/2). So bunches count by twice that share. A bunch ends where places do, which cuts the long tail of
-busy periods (`specsim.busy_periods`): of prompts that are prefilled one by one, for the chain above; of all, for those that stand still meanwhile.
+busy periods (`specsim.busy_periods`): of prompts that are prefilled one by one or beside decoding, for the chain above; of all, for those that stand still meanwhile.
 Beyond the limit of running requests they
-wait, by Pollaczek-Khinchine. Little's law gives times from numbers. Nothing is fitted.
+wait, by Pollaczek-Khinchine. Little's law gives times from numbers. Where prompts ride in the steps that decode, no token takes
+longer than those steps do. Nothing is fitted.
 """
 
 from __future__ import annotations
@@ -225,6 +226,10 @@ class Server:
         decoding = held.weight[:, 1:]
         running = (decoding * n).sum(axis=1) + mean(prefills.work * held.bunch)
         taken = (decoding * state.steps).sum(axis=1) / np.maximum(decoding.sum(axis=1), 1e-300)
+        if self.mixing is not None:  # prompts slow decoding no more than by filling its steps
+            slow = (decoding * n * self.beside(r)[:, 1:]).sum(axis=1)
+            slow = slow / np.maximum((decoding * n).sum(axis=1), 1e-300)
+            running = np.minimum(running, r * taken * slow)
         gained = max(self.requests.output_tokens - 1, 0.0)
         tpot = running / r * (1 - 1 / taken) / gained if gained else np.zeros_like(r)
         # One by one, as in an M/G/1 queue. A prompt with another before it and one behind ends within a step that is full.
@@ -238,6 +243,26 @@ class Server:
             return np.where(held.stable, values, otherwise)
 
         return Point(r, served(running), served(held.waiting), served(tpot), served(ttft), served(working, 1.0))
+
+    @property
+    def widest(self) -> Array:
+        """Seconds of a step whose budget prompts fill while 0, 1, ... sequences decode (n,): infinite where prefill has steps of
+        its own."""
+        running = np.arange(len(self.step) + 1.0)
+        if self.mixing is None:
+            return np.full_like(running, np.inf)
+        left = np.maximum(self.budget - self.rows * running, self.rows)
+        alone = np.interp(left, self.mixing.tokens, self.mixing.seconds)
+        step = np.concatenate([[0.0], self.step])
+        return np.asarray(step + np.maximum(alone - self.mixing.saved(running, left / self.mixing.prompt), 0.0))
+
+    def beside(self, r: Array) -> Array:
+        """The most seconds that steps right after a prompt's last one take on average (p, n), where decoding goes on beside prompts.
+        A customer of an M/G/1 queue leaves others behind as often as the queue is busy, and steps later on have fewer prompts."""
+        full, step = self.widest, np.concatenate([[0.0], self.step])
+        left = np.maximum(self.budget - self.rows * np.arange(len(full)), self.rows)
+        busy = np.minimum(r[:, None] * full * self.prompt / left, 1.0)
+        return np.asarray(step + busy * (full - step))
 
     def state(self, r: Array, accept_length: ArrayLike | None = None) -> State:
         """How many run at rates r (p,), and what prefill does while they do."""
@@ -389,8 +414,8 @@ def _shared(r: Array, prefills: _Prefills, each: Array, limit: Array, server: Se
     if server.mixing is not None:  # decoding goes on beside prompts: who came first leaves meanwhile
         free_places = np.minimum(free_places, np.ravel(server._steps(None))[-1] * server.budget / server.prompt)
     within_places = bunch * within(extra / (1 + extra), free_places)
-    one_by_one = len(server.prefill) == 1
-    counted = 2 * requests.alike * (within_places if one_by_one else bunch)
+    ending = len(server.prefill) == 1 or server.mixing is not None
+    counted = 2 * requests.alike * (within_places if ending else bunch)
     q, bunches = counted / (1 + counted), r[:, None] / free / (1 + counted)
     ratio = q[:, 1:] + bunches[:, 1:] * each
     log = np.log(bunches[:, :1] * each) + np.cumsum(np.log(ratio), axis=1) - np.log(ratio)

@@ -28,6 +28,7 @@ from specsim.errors import InputError
 from specsim.gathering import numbers, steps_of
 from specsim.launch import read_launch
 from specsim.launch_lines import read_ranges, sglang_adaptive, sglang_line, vllm_config, vllm_line
+from specsim.percentiles import draw as draws
 from specsim.percentiles import percentiles
 from specsim.planned import plan as specsim_plan
 from specsim.plans import plan
@@ -218,9 +219,44 @@ def test_percentiles_are_those_of_the_simulator(d, engine, given_):
     )
 
 
-def test_the_slowest_answers_are_short_ones():
+@pytest.mark.parametrize(
+    ("model", "hardware", "given_", "made", "load", "half"),
+    [("Qwen3-8B", "8x-l40s", 8000, 2, 0.82, 0.1), ("Qwen3-8B", "8x-l40s", 8000, 5, 0.5, 0.1),
+     ("Qwen3-8B", "8x-l40s", 4000, 30, 0.8, 0.2), ("Llama-3.1-8B", "1x-h200", 20_000, 100, 0.8, 0.35)],
+)  # fmt: skip
+def test_long_prompts_fill_the_steps_of_short_answers(model, hardware, given_, made, load, half):
+    """Decoding goes on beside prompts: were those behind one's own waited for, half of the answers of 2 tokens would see 25 times the simulated TPOT."""
+    s = build(model=model, hardware=hardware, tp=1, engine="vllm", method="none")
+    machine = machine_of(s)
+    server = server_of(s, machine, Requests(given_, made))
+    rate = load * float(server.capacity())
+    sent = synthetic(3000, Lengths(given_), Lengths(made), rate, seed=1)
+    rows = simulate(simulated_server(s, machine), sent).metrics.rows[300:2700].astype(float)
+    tpot = (rows[:, 4] - rows[:, 3]) / 1e12 / (made - 1)
+    found = percentiles(server, rate)
+    assert server.at(rate).tpot_s[0] == pytest.approx(tpot.mean(), rel=0.2)
+    assert found.p50_tpot_s == pytest.approx(np.median(tpot), rel=half)
+    assert found.p99_tpot_s == pytest.approx(np.percentile(tpot, 99), rel=0.15)
+
+
+@pytest.mark.parametrize("given_", [1000, 4000, 16_000])
+@pytest.mark.parametrize("made", [2, 10, 100])
+def test_no_token_takes_longer_than_the_widest_step(given_, made):
+    """Where prompts ride in the steps that decode, each token but the first is one step's, and none is wider than its budget: of
+    Llama-3.1-8B answers of 10 tokens after 4,000 took 237 ms a token at 0.9 of capacity, the widest step takes 222 ms."""
+    server = server_of(llama(1, "vllm"), machine_of(llama(1)), Requests(given_, made))
+    assert (np.diff(server.widest) > 0).all()  # more that decode have more to read
+    for load in (0.1, 0.5, 0.9, 0.99):
+        rate = load * float(server.capacity())
+        _, tpot = draws(server, rate)
+        assert tpot.max() <= server.widest.max() * (1 + 1e-9)
+        assert server.step[0] <= server.at(rate).tpot_s[0] <= server.widest.max()
+
+
+@pytest.mark.parametrize(("d", "engine"), [(4, "sglang"), (1, "vllm")])
+def test_the_slowest_answers_are_short_ones(d, engine):
     """Lengths as exponential ones: a few tokens share the wait for the prompts behind one's own, so 1 % see twice the median."""
-    s = llama(4)
+    s = llama(d, engine)
     server = server_of(s, machine_of(s), Requests(2000, 200, 1.0, 1.0))
     rate, draw = 0.5 * float(server.capacity()), np.random.default_rng(1)
     sent = [
