@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from specsim.chart_style import BLUE
+from specsim.derive import launch as usual_launch
 from specsim.errors import InputError
 from specsim.models import Model, Projection
 from specsim.ops import PROCESSORS, CacheParts, Load, in_stages, operator_seconds
@@ -588,7 +589,12 @@ def _launch(samples: Sequence[Sample], curves: Sequence[AllReduceCurve], source:
     eager = [c for c in curves if c.mode == "eager"]
     if eager:
         found["eager_collective"] = min(max(eager, key=lambda c: c.ranks).latency_us)
-    defaults = {"eager_kernel": 5.0, "eager_collective": 32.0, "graph_launch": 15.0}
+    usual = usual_launch()
+    defaults = {
+        "eager_kernel": usual.kernel_us,
+        "eager_collective": usual.collective_us,
+        "graph_launch": usual.graph_us,
+    }
     missing = [name for name in defaults if name not in found]
     value = defaults | found
     node = f"an empty node takes {found['graph_node']:.2f} us, which" if "graph_node" in found else "what a node takes"
@@ -598,7 +604,7 @@ def _launch(samples: Sequence[Sample], curves: Sequence[AllReduceCurve], source:
         graph_us=_digits(value["graph_launch"], 4),
         graph_node_us=0.0,
         source=source.model_copy(update={"kind": "assumed"}) if missing else source,
-        relative_uncertainty=0.3 if missing else 0.1,
+        relative_uncertainty=usual.relative_uncertainty if missing else 0.1,
         note=f"{node} is in the fixed times already: they were measured in chains in graphs",
     )
     return launch, missing

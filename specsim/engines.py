@@ -496,6 +496,11 @@ def command_line(name: str) -> Mapping[str, Any]:
     return described
 
 
+def running_flag(engine: str) -> str:
+    """The flag of an engine's launch line that limits the requests it runs at once."""
+    return str(command_line(engine)["options"]["whole"]["max_running_requests"])
+
+
 def _term(before: Mapping[str, Any] | None = None, **term: Any) -> Term:
     return Term(**term, before=None if before is None else Term(**before))
 

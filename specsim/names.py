@@ -8,6 +8,7 @@ from pathlib import Path
 ENGINES = ("sglang", "vllm")
 METHODS = ("eagle3", "eagle", "mtp", "draft-model", "dflash", "dspark", "ngram", "none")
 PHASES = ("decode", "draft", "verify", "extend")
+PERCENTILES = ("p50", "p90", "p95", "p99")
 ROUTINGS = ("uniform", "zipf:1.0")  # the latter an example: any exponent
 
 

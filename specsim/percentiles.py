@@ -20,6 +20,7 @@ from dataclasses import asdict, astuple, dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from specsim.names import PERCENTILES
 from specsim.quantities import short, six
 from specsim.steady import INSTANT, MOST_WORK, WAIT, Server
 
@@ -31,7 +32,7 @@ AVERAGED = 2 / 3  # of the variance of the number running: what is left of it in
 TINY = 1e-12
 LEAST = 0.2  # share of its mean below which nothing varies
 ALL_OR_NONE = 0.05  # least sum of a Beta distribution's two shapes
-PERCENTS = {"p50": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0}  # that can be asked for
+PERCENTS = {name: float(name[1:]) for name in PERCENTILES}  # that can be asked for
 
 
 @dataclass(frozen=True)

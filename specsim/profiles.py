@@ -279,7 +279,7 @@ def parse_profile(text: str, where: str) -> Profile:
 
 
 def _refuse_other_units(profile: Profile, where: str) -> None:
-    """A rate a hundred times off the GPU's own is in another unit: TB/s, bytes, GFLOPS."""
+    """A rate that is further off the GPU's own than OTHER_UNIT is in another unit: TB/s, bytes, GFLOPS."""
     for name, rate in profile.operators.items():
         for field, own in (("bandwidth_gb_s", "bandwidth_gb_s"), ("peak_tflops", "bf16_tflops")):
             value, of_gpu = getattr(rate, field), getattr(profile.gpu, own)

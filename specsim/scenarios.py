@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from specsim.acceptance import Acceptance
 from specsim.configs import default_draft, load_model, load_preset, model_from_config, mtp_draft, public_drafts
-from specsim.engines import Engine, InBlocks, load_engine
+from specsim.engines import Engine, InBlocks, load_engine, running_flag
 from specsim.errors import InputError, did_you_mean
 from specsim.forward import Network, Parallel
 from specsim.keys import Keys
@@ -551,9 +551,8 @@ def _show(values: Array) -> str:
 def _cap(engine: Engine, options: Mapping[str, Any], batch: Array, method: str, warnings: list[str]) -> None:
     cap = options.get("max_running_requests") or (engine.running_cap_speculative if method != "none" else None)
     if cap and (batch > cap).any():
-        flag = "--max-num-seqs" if engine.name == "vllm" else "--max-running-requests"
         warnings.append(
-            f"{engine.name} runs at most {counted(cap, 'request')} at once here: batch {math.floor(float(np.max(batch)))} would queue (set {flag})"
+            f"{engine.name} runs at most {counted(cap, 'request')} at once here: batch {math.floor(float(np.max(batch)))} would queue (set {running_flag(engine.name)})"
         )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from specsim import steady
 from specsim.asked import AModel, check_fields, check_numbers, scenario, with_model
+from specsim.engines import running_flag
 from specsim.errors import InputError
 from specsim.launch_lines import read_ranges
 from specsim.pages import Shown
@@ -20,7 +21,7 @@ from specsim.quantities import short
 from specsim.scenarios import Scenario
 from specsim.simulation import Simulation
 from specsim.simulation import simulate as run_through
-from specsim.simulation_costs import Ranges, Server, prefill_graphs, running_flag, server_of
+from specsim.simulation_costs import Ranges, Server, prefill_graphs, server_of
 from specsim.trace_stats import left_out
 from specsim.two_states import two_states
 from specsim.workload import BLOCK, Lengths, Requests, Trace, synthetic

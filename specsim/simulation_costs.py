@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.cycle import evaluate, target_pass
-from specsim.engines import command_line
+from specsim.engines import running_flag
 from specsim.errors import InputError
 from specsim.forward import build, cost
 from specsim.machine import ZERO, Machine, lift
@@ -249,11 +249,6 @@ def running_limit(s: Scenario) -> int:
         return (s.engine.running_cap_speculative or SGLANG_RUNNING) if s.method != "none" else SGLANG_RUNNING
     tiers = s.engine.policy["graphs"]["max_num_seqs"]
     return int(tiers["large" if s.profile.gpu.memory_gb * 1e9 / 2**20 >= tiers["large_from_mib"] else "small"])
-
-
-def running_flag(engine: str) -> str:
-    """The flag of an engine's launch line that limits the requests it runs at once."""
-    return str(command_line(engine)["options"]["whole"]["max_running_requests"])
 
 
 def limited(s: Scenario, running: int) -> Scenario:

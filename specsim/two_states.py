@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specsim.quantities import short
-from specsim.simulation_costs import running_flag
+from specsim.engines import running_flag
+from specsim.quantities import counted, short
 from specsim.steady import Point, Server
 
 LASTING = 10  # lives of a request: a state that is left sooner is one that every run sees
@@ -88,6 +88,5 @@ def _long(seconds: float) -> str:
         return f"for {seconds:.0f} s"
     for below, unit, name in UNITS:
         if seconds < below:
-            n = round(seconds / unit)
-            return f"for {n} {name}{'s'[: n > 1]}"
+            return f"for {counted(round(seconds / unit), name)}"
     return "for years"

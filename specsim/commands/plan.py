@@ -21,6 +21,7 @@ from specsim.commands.common import (
     show,
 )
 from specsim.commands.scenario import COUNT, FILE, TOKENS, Known, says, scenario_options
+from specsim.names import PERCENTILES
 
 LISTS = ("hardware", "tp", "ep", "draft_tokens")
 FIXED = ("batch", "context", "num_steps", "topk")  # what the load and the plan set
@@ -58,7 +59,7 @@ def lists_of_some(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--tpot-ms", type=float, metavar="MS", help="Target: time per output token.")
 @click.option(
     "--percentile",
-    type=click.Choice(("p50", "p90", "p95", "p99")),
+    type=click.Choice(PERCENTILES),
     help="Of the requests that must meet the targets; default their mean.",
 )
 @click.option(
