@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from specsim import host_speed
 from specsim.errors import WorkError
 
 Level = Literal["error", "warning", "note"]
@@ -33,6 +34,9 @@ REASONS = {
     0x2: "clocks set by hand", 0x4: "power cap", 0x8: "hardware slowdown", 0x10: "sync boost", 0x20: "temperature (software)", 0x40: "temperature (hardware)", 0x80: "power brake",
 }  # fmt: skip
 DEADLINE_S = 15.0  # for everything
+SLOW_SHARE = (
+    0.1  # of looks at the host's cores from which slow ones are told: one core of many may be busy with interrupts
+)
 HIDDEN_MIB = 2048.0  # of memory in use without a process to be seen
 LOST = re.compile(r"device handle|GPU is lost|fallen off", re.IGNORECASE)  # of a line in a GPU's place
 GB_S_PER_LANE = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.97, 5: 3.94, 6: 7.56}  # one direction, after encoding
@@ -103,10 +107,11 @@ def nvidia_smi(arguments: list[str], timeout_s: float = 15.0) -> str:
     return output
 
 
-def collect(run: Runner | None = None, *, peers: bool = False) -> Health:
+def collect(run: Runner | None = None, *, peers: bool = False, cores: bool = False) -> Health:
     """Ask nvidia-smi for everything and judge it, in DEADLINE_S at most. Raises WorkError when it does not run at all.
 
-    peers: also compare what GPUs read from each other, which needs torch.
+    peers: also compare what GPUs read from each other, which needs torch. cores: also look whether all cores of this host run
+    at one speed.
     """
     end = time.monotonic() + DEADLINE_S
     run = run or (lambda arguments: nvidia_smi(arguments, max(1.0, end - time.monotonic() - 1.0)))
@@ -136,7 +141,8 @@ def collect(run: Runner | None = None, *, peers: bool = False) -> Health:
         health.peer_data, why = check.finish(end)
         if why:
             health.findings.append(Finding("note", f"data between GPUs were not all compared: {why}"))
-    health.findings = _worst_first(health.findings + judge(health))
+    slow = judge_cores(host_speed.by_core(5)) if cores else []
+    health.findings = _worst_first(health.findings + judge(health) + slow)
     return health
 
 
@@ -259,6 +265,24 @@ def judge(health: Health) -> list[Finding]:
             )
             found.append(Finding("warning", what, "measurements and requests share the GPU with them"))
     return _worst_first(found)
+
+
+def judge_cores(looks: dict[int, list[float]]) -> list[Finding]:
+    """Whether the cores run at two speeds, from `host_speed.by_core`: what waits for the host waits longer on the slow ones."""
+    every = [us for core in looks.values() for us in core]
+    if not every:
+        return []
+    share, times = host_speed.slow_share(every)
+    if share < SLOW_SHARE:
+        return []
+    what = (
+        f"the host's cores run at two speeds: {share:.0%} of looks found one {times:.1f} times as slow as the fastest"
+    )
+    cost = (
+        "what waits for the host (eager passes, cycles of small models) takes longer by up to as much, and differs from minute to "
+        "minute; usual where others use a core's second thread, as on virtual machines"
+    )
+    return [Finding("warning", what, cost)]
 
 
 def _worst_first(found: list[Finding]) -> list[Finding]:

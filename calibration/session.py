@@ -242,7 +242,7 @@ def run(plan: Plan, report: Callable[[Progress], None], trouble: Callable[[str],
     box: health.Health | None = None
     if not plan.cpu:
         try:
-            box = health.collect()
+            box = health.collect(cores=True)
             for finding in box.findings:
                 if finding.level != "note":
                     trouble(finding.line)

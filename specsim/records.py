@@ -44,6 +44,7 @@ class Point(_Strict):
     cycle_ms: Quantity | None = None
     tokens_per_s: Quantity | None = None
     cuda_graph: bool | None = None
+    host_slowdown: Quantity | None = None  # of the server's cores meanwhile: 1 is a core of its own (host_speed.Watch)
     notes: list[str] = []
     raw: dict[str, Any] = {}  # raw timings and counters that the figures came from
 

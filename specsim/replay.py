@@ -311,17 +311,19 @@ def observed(point: Point) -> dict[str, float]:
 
 
 def _base(record: Record, point: Point, records: Sequence[Record]) -> float | None:
-    """Decode time in ms of the same model, flags, batch and context (within 20 %), without speculation; None if absent."""
+    """Decode time in ms of the same model, flags, batch and context (within 20 %), without speculation: the middle of what was
+    observed, where several records have it; None if none has."""
     if point.cycle_ms is None:
         return None
-    for other in records:
-        if other.target_config != record.target_config or _settings(other) != _settings(record):
-            continue
-        for candidate in other.points:
-            near = abs((candidate.context or 0) - (point.context or 0)) <= 0.2 * max(point.context or 0, 1)
-            if candidate.batch == point.batch and candidate.decode_ms is not None and near:
-                return candidate.decode_ms.value
-    return None
+    alike = [r for r in records if r.target_config == record.target_config and _settings(r) == _settings(record)]
+    seen = [
+        candidate.decode_ms.value
+        for candidate in (p for other in alike for p in other.points)
+        if candidate.batch == point.batch
+        and candidate.decode_ms is not None
+        and abs((candidate.context or 0) - (point.context or 0)) <= 0.2 * max(point.context or 0, 1)
+    ]
+    return statistics.median(seen) if seen else None
 
 
 def _settings(record: Record) -> tuple[Any, ...]:

@@ -127,6 +127,10 @@ class Launched:
     def alive(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
+    def members(self) -> set[int]:
+        """The server's living processes."""
+        return tree(self._process.pid) if self._process else set()
+
     def died(self, seconds: float = 3.0) -> bool:
         """Whether the process has ended, or ends within `seconds`: a connection breaks before its server is gone."""
         deadline = time.monotonic() + seconds
@@ -181,7 +185,7 @@ class Launched:
                 told = now
                 last = " ".join("".join(self.last_lines(1)).split())[:120]
                 say(f"  waiting for the server, {now - start:.0f} s: {last}")
-            self._seen |= tree(self._process.pid) if self._process else set()
+            self._seen |= self.members()
             time.sleep(min(0.05 + (now - start) / 10, 0.5))
 
     def stop(self, grace: float = 3.0) -> None:

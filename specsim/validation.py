@@ -22,6 +22,7 @@ from specsim.configs import model_from_config
 from specsim.errors import InputError, WorkError
 from specsim.files import write_atomically
 from specsim.forward import Parallel
+from specsim.host_speed import Watch
 from specsim.launch import flag_names, read_launch
 from specsim.live import (
     ChangedError,
@@ -41,11 +42,12 @@ from specsim.live import (
 from specsim.load import Load, measure_loads, seconds_of
 from specsim.measure import Plan, measure
 from specsim.profiles import load_profile
-from specsim.records import Correction, EngineRun, Record
+from specsim.records import Correction, EngineRun, Point, Quantity, Record
 from specsim.scenarios import check_heads
 from specsim.server import Launched, free_port, refuse_multicast
 from specsim.setups import OWN_FLAGS, Setup, config_of, moe_layers, server_env, server_flags, target_config
 
+SLOWED = 1.2  # times its fastest from which a slow core is told: below, prediction and measurement hardly show it
 START_S = 90.0  # what a start and a stop take at most as a rule, for --time-limit
 Say = Callable[[str], None]
 
@@ -146,8 +148,12 @@ def measure_all(
     log: LogTail | None,
     say: Say,
     deadline: float,
+    host: Watch | None = None,
 ) -> int:
-    """Measure and save each (batch, context); the number that failed. Raises ServerError when the server is gone."""
+    """Measure and save each (batch, context); the number that failed. Raises ServerError when the server is gone.
+
+    host: watches the cores of a server on this machine; each point then says how fast they were.
+    """
     failed = 0
     for batch, context in pairs:
         if time.monotonic() + 0.5 * plan.point_s > deadline:
@@ -158,10 +164,12 @@ def measure_all(
             recorder.save()
             return failed + 1
         done = len(recorder.record.points)
+        begin = time.monotonic()
         try:
-            recorder.record.points.append(
-                measure(client, served, batch, context, plan, log, lambda text: say(f"  {text}"))
-            )
+            point = measure(client, served, batch, context, plan, log, lambda text: say(f"  {text}"))
+            if host is not None:
+                _add_host(point, host.since(begin), say)
+            recorder.record.points.append(point)
         except PointError as error:
             failed += 1
             say(f"  batch {batch} context {context}: {error}")
@@ -183,6 +191,15 @@ def measure_all(
             raise
         recorder.save()
     return failed
+
+
+def _add_host(point: Point, slowdown: Quantity | None, say: Say) -> None:
+    """Keep how fast the server's cores were while a point was measured, and say it where they were slow."""
+    point.host_slowdown = slowdown
+    if slowdown is not None and slowdown.value > SLOWED:
+        note = f"the server's core took {slowdown.value:.2f} times as long as this host's fastest: what waits for the host did too"
+        point.notes.append(note)
+        say(f"  note: {note}")
 
 
 METHOD = (
@@ -339,7 +356,9 @@ def run_setup(
             record.environment["routing"] = setup.routing or ("uniform" if experts else "as the weights have it")
         recorder = Recorder(record, folder)
         try:
-            failed = measure_all(server.client, served, recorder, setup.pairs(), plan, LogTail(log), say, deadline)
+            with Watch(server.members) as host:
+                pairs = setup.pairs()
+                failed = measure_all(server.client, served, recorder, pairs, plan, LogTail(log), say, deadline, host)
             if setup.load is not None:
                 failed += _loads(server.client, served, setup.load, recorder, say, deadline)
             if setup.profile and time.monotonic() + 30 > deadline:

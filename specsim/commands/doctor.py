@@ -21,7 +21,8 @@ def command(as_json: bool) -> None:
     """Check this box's health in seconds, measuring nothing more: what is wrong and what it costs.
 
     Clocks, power limits, throttling, GPUs of different kinds, peer access, PCIe generation and width, topology, ECC,
-    MIG and other processes, as nvidia-smi tells them; with PyTorch also whether GPUs read each other's memory right.
+    MIG and other processes, as nvidia-smi tells them; whether the host's cores run at one speed; with PyTorch also
+    whether GPUs read each other's memory right.
     Exit code 1 when a GPU is broken or there is none.
 
     \b
@@ -31,7 +32,7 @@ def command(as_json: bool) -> None:
 
     from specsim.calibration import health
 
-    found = health.collect(peers=True)
+    found = health.collect(peers=True, cores=True)
     if as_json:
         print_json(found.document())
     else:

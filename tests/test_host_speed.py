@@ -1,0 +1,92 @@
+"""How fast a host's cores are: two speeds are told, one is not, and a watched process is found where it runs."""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from specsim.calibration import health
+
+from specsim import host_speed
+
+RECORDED = Path(__file__).parents[1] / "validation" / "calibration" / "1x-h200-host-speed.json"
+placed = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="threads cannot be placed on cores here")
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    return json.loads(RECORDED.read_text())
+
+
+def test_recorded_cores_have_two_speeds_and_nothing_between(recorded):
+    """What the documentation says of the H200 hosts: 0.20 or 0.49 us, each core changing, between them almost nothing."""
+    looks = [us for row in recorded["loop_us"] for us in row[1:]]
+    share, times = host_speed.slow_share(looks)
+    assert 0.5 < share < 0.75
+    assert 2.0 < times < 2.6
+    assert sum(0.27 < us < 0.38 for us in looks) < 0.12 * len(looks)
+    by_core = list(zip(*(row[1:] for row in recorded["loop_us"]), strict=True))
+    assert all(0.3 < statistics.fmean(us > 0.33 for us in core) < 0.9 for core in by_core)
+
+
+def test_steps_without_graphs_take_longer_on_a_slow_core(recorded):
+    """Decode steps of Llama-3.1-8B without graphs, 20 at a time by the server's log, by the speed of the scheduler's core."""
+    steps = [(at, ms) for name, at, batch, ms in recorded["steps_ms"] if name.startswith("llama8b") and batch == 16]
+    by_speed: dict[bool, list[float]] = {True: [], False: []}
+    for at, ms in steps:
+        seen = [us for when, _, us in recorded["scheduler"] if at - 1.0 <= when <= at + 1.0]
+        if seen and (all(us > 0.4 for us in seen) or all(us < 0.27 for us in seen)):
+            by_speed[seen[0] > 0.4].append(ms)
+    slow, fast = (statistics.median(by_speed[key]) for key in (True, False))
+    assert 1.6 < slow / fast < 2.4
+
+
+def test_one_speed_is_no_finding_and_two_are_one_warning():
+    assert health.judge_cores({}) == []
+    assert health.judge_cores({core: [0.20, 0.21, 0.24] for core in range(16)}) == []
+    assert health.judge_cores({core: [0.20, 0.21, 0.20 if core else 0.9] for core in range(16)}) == []  # one odd look
+    (found,) = health.judge_cores({core: [0.2, 0.5, 0.5, 0.2] for core in range(8)})
+    assert found.level == "warning"
+    assert "50% of looks found one 2.5 times as slow" in found.what
+
+
+@placed
+def test_every_core_is_looked_at_and_the_thread_goes_back_to_where_it_might_run():
+    before = os.sched_getaffinity(0)
+    looks = host_speed.by_core(2)
+    assert os.sched_getaffinity(0) == before
+    assert set(looks) == before
+    assert all(len(core) == 2 and min(core) > 0 for core in looks.values())
+
+
+@placed
+def test_a_watch_follows_the_busy_thread_of_a_process():
+    """A process that computes is looked at ten times a second; one that sleeps is not."""
+    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    idle = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        begin = time.monotonic()
+        with host_speed.Watch(lambda: {busy.pid}) as watch, host_speed.Watch(lambda: {idle.pid}) as other:
+            while time.monotonic() < begin + 20 and ((seen := watch.since(begin)) is None or (seen.n or 0) < 5):
+                time.sleep(0.2)
+            assert other.since(begin) is None
+    finally:
+        for process in (busy, idle):
+            process.kill()
+            process.wait()
+    assert seen is not None
+    assert 0.8 < seen.value < 5
+    assert seen.low is not None
+    assert seen.high is not None
+    assert seen.low <= seen.value <= seen.high
+    assert watch.since(time.monotonic()) is None
+
+
+def test_a_watch_of_processes_that_are_gone_sees_nothing():
+    with host_speed.Watch(lambda: {2**22 + 1}) as watch:
+        time.sleep(0.3)
+        assert watch.since(0.0) is None
