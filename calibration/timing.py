@@ -7,6 +7,8 @@ the calls one after the other under the host's clock.
 
 from __future__ import annotations
 
+import math
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -15,8 +17,11 @@ from typing import Any
 
 from specsim.calibration.context import Call, Context, Measurement, median_interval
 
+from specsim import host_speed
+
 BATCH = {True: 10, False: 3}  # replays between two looks at the clock, on a GPU and on CPU
 LEAST = {True: 20, False: 4}  # samples
+PATIENCE = 8  # times the usual budget that calls from Python wait for a core to become fast, which takes seconds
 CHAIN_S = 400e-6  # shortest chain worth timing: events resolve about a microsecond
 MOST_NODES = 2000
 SUSTAINED_S = 0.3  # for `warm_s`, where arithmetic bounds: as long a load as a busy server's
@@ -56,29 +61,53 @@ def in_graph(
 
 
 def eager(context: Context, calls: Sequence[Call], *, group: str | None = None) -> Measurement:
-    """Seconds of one call from Python, host time included: a loop of calls, then one wait, under the host's clock."""
+    """Seconds of one call from Python, host time included: a loop of calls, then one wait, under the host's clock.
+
+    Where the host's cores run at two speeds, loops on a slow one are set aside (`slow_share` and `slow_s` of the extras), unless
+    too few others are left, which is the extras' `trouble`.
+    """
     for call in calls:
         call()
     context.synchronize()
+    if "core_us" not in context.cache:
+        looks = [us for core in host_speed.by_core().values() for us in core]
+        context.cache["core_us"] = host_speed.fastest(looks) if looks else math.inf
+    limit = host_speed.SLOW * context.cache["core_us"]
 
-    def loop() -> float:
+    def loop() -> tuple[float, bool]:
         context.agree(0.0, group)
         start = time.perf_counter()
         for call in calls:
             call()
         context.synchronize()
-        return time.perf_counter() - start
+        took = time.perf_counter() - start
+        return took, context.agree(float(host_speed.loop_us() > limit), group) > 0
 
     loop()
-    samples: list[float] = []
+    taken: list[tuple[float, bool]] = []
     start = time.perf_counter()
-    narrow = False
     while True:
-        samples += [loop() for _ in range(3)]
+        taken += [loop() for _ in range(3)]
+        samples = [s for s, slow in taken if not slow]
         narrow = len(samples) >= 9 and _narrow(samples, context.target, 0.0)
-        late = time.perf_counter() - start > context.budget_s and len(samples) >= 6
+        patience = PATIENCE if group is None and len(samples) < 6 else 1  # all of several ranks are seldom fast at once
+        late = time.perf_counter() - start > context.budget_s * patience and len(taken) >= 6
         if context.agree(float(not (narrow or late)), group) == 0.0:
-            return Measurement([s / len(calls) for s in samples], len(calls), narrow)
+            return _on_fast_cores(taken, len(calls), narrow)
+
+
+def _on_fast_cores(taken: Sequence[tuple[float, bool]], calls: int, narrow: bool) -> Measurement:
+    """The loops that no slow core ran, of (seconds, on a slow core); all of them where fewer than six are left."""
+    fast, slow = ([s / calls for s, found in taken if found == kind] for kind in (False, True))
+    extras: dict[str, Any] = {}
+    if slow:
+        extras = {"slow_share": len(slow) / len(taken), "slow_s": statistics.median(slow)}
+    if len(fast) < 6 and slow:
+        trouble = (
+            f"the host's cores were slow in {len(slow)} of {len(taken)} loops: more than it takes on a core of its own"
+        )
+        return Measurement(fast + slow, calls, False, {**extras, "trouble": trouble})
+    return Measurement(fast, calls, narrow, extras)
 
 
 class Chain:

@@ -811,3 +811,34 @@ def test_two_nodes_share_a_folder(tmp_path: Path) -> None:
         assert node.returncode == 0, errors
     assert {c.ranks for c in load_profile(str(out / "2x-cpu.yaml")).allreduce} == {2}
     assert workers(out) == []
+
+
+@pytest.mark.parametrize(("slow_of", "left"), [(0, 1e-5), (3, 1e-5), (1, 3e-5)])  # none slow; every third; all
+def test_calls_from_python_are_timed_on_cores_that_are_not_slow(monkeypatch, slow_of, left):
+    """A core that is 2.5 times slower makes a call last three times as long: such loops count only where there are no others."""
+    torch = pytest.importorskip("torch")
+    from specsim.calibration import timing
+    from specsim.calibration.context import Context
+
+    loops, state = [0], {"slow": False}
+
+    def call() -> None:
+        state["now"] += 3e-5 if state["slow"] else 1e-5
+
+    def loop_us(steps: int = 0) -> float:
+        was = 0.5 if state["slow"] else 0.2
+        loops[0] += 1
+        state["slow"] = slow_of > 0 and loops[0] % slow_of == 0
+        return was
+
+    state["now"] = 0.0
+    state["slow"] = slow_of == 1
+    monkeypatch.setattr(timing.host_speed, "loop_us", loop_us)
+    monkeypatch.setattr(timing.host_speed, "by_core", lambda: {0: [0.2] * 20})
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: state["now"])
+    measured = timing.eager(Context(0, 1, 0, torch.device("cpu"), True, {}), [call] * 4)
+    assert sorted(measured.seconds)[len(measured.seconds) // 2] == pytest.approx(left)
+    assert measured.seconds == pytest.approx([left] * len(measured.seconds))
+    assert measured.extras.get("slow_s", 3e-5) == pytest.approx(3e-5)
+    assert measured.extras.get("slow_share", 0.0) == pytest.approx({0: 0.0, 3: 1 / 3, 1: 1.0}[slow_of], abs=0.2)
+    assert ("trouble" in measured.extras) == (slow_of == 1)
