@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from specsim.calibrate import DEFAULT_EFFICIENCY, READING, Fit, fit, points
+from specsim.class_fits import DEFAULT_EFFICIENCY, READING, Fit, fit, points
 from specsim.ops import operator_seconds
 
 ROOT = Path(__file__).resolve().parents[1] / "validation" / "calibration"

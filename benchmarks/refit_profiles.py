@@ -21,7 +21,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from specsim.calibrate import FITTED, rebuild
+from specsim.calibrate import rebuild
+from specsim.class_fits import FITTED
 from specsim.profiles import dump_profile, load_profile
 from specsim.records import Record
 

@@ -15,14 +15,16 @@ import pytest
 from builders import profile, quiet
 from pydantic import ValidationError
 
-from specsim import calibrate
-from specsim.calibrate import build, fit
+from specsim import calibrate, class_fits, residuals
+from specsim.calibrate import build
+from specsim.class_fits import fit
 from specsim.configs import load_model
 from specsim.errors import InputError
 from specsim.machine import build as build_machine
 from specsim.ops import Operator, Rate, operator_seconds
 from specsim.profiles import dump_profile, load_profile, parse_profile
 from specsim.records import Record
+from specsim.shapes import shapes
 
 VALIDATION = Path(__file__).parents[1] / "validation"
 FIXED, BANDWIDTH, PEAK = 4.5e-6, 4.0e12, 700e12
@@ -71,7 +73,7 @@ def peaks() -> list[dict[str, Any]]:
 
 def test_fit_recovers_the_parameters_it_was_given() -> None:
     """18 points of the cost equation at 4.5 us, 4 TB/s and 700 T with 1 % noise and one point twice too slow."""
-    seconds, nbytes, flops, _ = calibrate.points(gemms(), "gemm_bf16")
+    seconds, nbytes, flops, _ = class_fits.points(gemms(), "gemm_bf16")
     noisy = seconds * np.random.default_rng(1).normal(1.0, 0.01, len(seconds))
     noisy[7] *= 2.0
     found = fit(noisy, nbytes, flops, bandwidth=1e12, peak=1e14)
@@ -110,12 +112,12 @@ def test_few_rows_tell_no_peak_whatever_bends_their_times() -> None:
 def test_the_sustained_product_counts_among_the_others() -> None:
     """Products of 4 rows alone, at most 6e8 bytes x 4 flops: the 8192 cube of `peak` is what identifies their limit."""
     few = [s for s in gemms() if s["params"]["rows"] == 4]
-    assert "peak" in calibrate.fits(few, BANDWIDTH, 1e14)["gemm_bf16"].held
+    assert "peak" in class_fits.fits(few, BANDWIDTH, 1e14)["gemm_bf16"].held
     cube = 8192
     seconds = float(
         operator_seconds(np.asarray(FIXED), np.asarray(6 * cube**2 / BANDWIDTH), np.asarray(2 * cube**3 / PEAK))
     )
-    found = calibrate.fits(
+    found = class_fits.fits(
         [*few, result("peak", "matmul", seconds, nbytes=6 * cube**2, flops=2 * cube**3, n=cube)], BANDWIDTH, 1e14
     )
     assert found["gemm_bf16"].held == ()
@@ -272,25 +274,25 @@ def test_verify_rows_are_set_beside_one_row() -> None:
 
 def test_residual_plot_is_written(tmp_path: Any) -> None:
     made = build("x", [*gemms(), *peaks()], {"gpu": "Test GPU"}, ranks=1, date="2026-11-29")
-    calibrate.plot(made, tmp_path / "residuals.png")
+    residuals.plot(made, tmp_path / "residuals.png")
     assert (tmp_path / "residuals.png").stat().st_size > 1000
 
 
 def test_shapes_of_a_model_are_those_of_one_rank() -> None:
     """Kimi-K2.5 over 8 ranks: 384 experts of 7168 x 2048 / 8, 64 / 8 heads of MLA."""
-    shapes = calibrate.shapes([load_model("Kimi-K2.5")], 8)
-    assert shapes["experts"] == [{"hidden": 7168, "intermediate": 256, "experts": 384, "top_k": 8}]
-    assert shapes["attention"] == [{"kind": "mla", "heads": 8, "latent": 512, "rope": 64}]
-    assert shapes["hidden"] == [7168]
-    assert [2112, 7168] in shapes["gemm"] or [1536, 7168] in shapes["gemm"]
-    assert [163840 // 8, 7168] in shapes["gemm"]  # the head
-    assert [384, 7168] in shapes["gemm"]  # the router, whole on each rank
+    found = shapes([load_model("Kimi-K2.5")], 8)
+    assert found["experts"] == [{"hidden": 7168, "intermediate": 256, "experts": 384, "top_k": 8}]
+    assert found["attention"] == [{"kind": "mla", "heads": 8, "latent": 512, "rope": 64}]
+    assert found["hidden"] == [7168]
+    assert [2112, 7168] in found["gemm"] or [1536, 7168] in found["gemm"]
+    assert [163840 // 8, 7168] in found["gemm"]  # the head
+    assert [384, 7168] in found["gemm"]  # the router, whole on each rank
 
 
 def test_shapes_of_several_models_are_each_there_once() -> None:
     """Llama-3.1-8B and its drafter share a layer's shapes but for what joins two inputs; the drafter's fc takes three hidden states."""
     target, draft = load_model("Llama-3.1-8B"), load_model("EAGLE3-LLaMA3.1-Instruct-8B")
-    alone, both = calibrate.shapes([target], 1), calibrate.shapes([target, draft], 1)
+    alone, both = shapes([target], 1), shapes([target, draft], 1)
     assert both["attention"] == alone["attention"]
     assert both["hidden"] == [4096]
     more = [shape for shape in both["gemm"] if shape not in alone["gemm"]]
@@ -514,7 +516,7 @@ def test_a_class_is_fitted_as_it_is_priced(measure: str, name: str) -> None:
             seconds, _ = machine.price(Operator("", name, 1, 1), moved, none, walked, 0)
             sizes = {"k": inner} if measure == "gemm" else {"hidden": inner - 128, "intermediate": 128}
             samples.append(result(measure, name, float(seconds), nbytes=nbytes, **sizes))
-    found = calibrate.fits(samples, BANDWIDTH, PEAK)[name]
+    found = class_fits.fits(samples, BANDWIDTH, PEAK)[name]
     assert found.inner_s == pytest.approx(2e-9, rel=0.01)
     assert np.abs(found.residuals).max() < 1e-3
 

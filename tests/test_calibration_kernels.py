@@ -21,9 +21,9 @@ from specsim.calibration.context import Context, Measurement
 from specsim.calibration.session import Plan, stages
 
 from specsim import calibration
-from specsim.calibrate import shapes
 from specsim.commands import calibrate as calibrate_command
 from specsim.configs import load_model
+from specsim.shapes import shapes
 
 
 class OnGpu(Context):

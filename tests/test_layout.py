@@ -23,7 +23,7 @@ READING_ORDER = """
     chart_style chart_predict chart_sweep chart_plan chart_runs chart_simulations chart_causes chart_hardware charts report_parts report plot_style plots
     workload simulation_costs simulation_reference metrics simulation_kernel simulation preemption gathering busy_periods steady two_states percentiles
     load_replay replay replay_text fit_runs engine_fit apart fitted fit_text nccl_tests link_tests importers
-    fitting tables derive calibrate
+    fitting tables derive class_fits calibrate residuals shapes
     observe_read observe_checks observe_serving observe_sglang observe_vllm observe_llama
     observe_bench observe_metrics observe_trace observations record_text asked
     live kernels server measure streams load setups validation

@@ -296,9 +296,9 @@ def _experts(options: dict[str, Any]) -> list[dict[str, int]]:
 def _shapes(models: list[Model], experts: list[dict[str, int]], tp: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if models:
-        from specsim.calibrate import shapes
         from specsim.forward import Parallel
         from specsim.scenarios import check_heads
+        from specsim.shapes import shapes
 
         for model in models:
             check_heads(model, Parallel(tp))
@@ -359,9 +359,9 @@ def _published() -> list[Profile]:
 
 def _write(result: Result, target: Path | None, options: dict[str, Any], seconds: float) -> None:
     """Write the profile and, beside it, the record; show both. Without a target nothing is written but the plot."""
-    from specsim.calibrate import plot
     from specsim.files import write_atomically
     from specsim.profiles import dump_profile
+    from specsim.residuals import plot
 
     record = None
     if target is not None:
