@@ -169,8 +169,8 @@ MENDS = (
     Mend(
         "no-host-gap",
         "take the host out of the cycle",
-        "leave the overlap scheduler on; look for .item() and synchronisation in a profile",
-        "--async-scheduling; look for synchronisation in a profile",
+        "leave the overlap scheduler on; look for .item() and synchronisation in a profile, and ask specsim doctor whether the cores are shared",
+        "--async-scheduling; look for synchronisation in a profile, and ask specsim doctor whether the cores are shared",
         ("host-gap",),
     ),
     Mend(
