@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from specsim.calibration.children import running
 from specsim.calibration.context import dumps, log_of
 
 from specsim.errors import WorkError
@@ -211,8 +212,9 @@ class Ranks:
         ranks are."""
         ended = self.parent.poll()
         for line in (self._told.read() or b"").splitlines():
-            local, code = map(int, line.split())
-            self._codes[local] = code
+            with contextlib.suppress(ValueError, IndexError):  # libraries may print as well
+                local, code = map(int, line.split())
+                self._codes[local] = code
         if ended:
             self._codes = [ended if code is None else code for code in self._codes]
         return list(self._codes)
@@ -242,7 +244,7 @@ def _ranks(stage: Stage, setting: Setting, path: Path, first: int, count: int, t
             path_of_log.open("ab").close()
         with logs[0].open("ab") as log:  # what goes wrong before there are ranks
             parent = subprocess.Popen(
-                [sys.executable, "-m", "specsim.calibration.worker", str(path), str(first), str(count)],
+                running("specsim.calibration.worker", str(path), str(first), str(count)),
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, start_new_session=True, env=environment,
             )  # fmt: skip
         yield Ranks(parent, count)

@@ -15,6 +15,8 @@ import tempfile
 import threading
 import time
 
+from specsim.calibration.children import running
+
 BYTES = 2**20
 
 
@@ -50,7 +52,7 @@ class Check:
             # a pipe that nobody empties would stop the check
             self.said = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "specsim.calibration.peers"], stdin=subprocess.DEVNULL,
+                running("specsim.calibration.peers"), stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE, stderr=self.said, text=True, errors="replace", start_new_session=True,
                 env={"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **os.environ},  # GPU numbers as nvidia-smi has them
             )  # fmt: skip

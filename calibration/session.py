@@ -11,14 +11,13 @@ import importlib
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from specsim.calibration import MEASUREMENTS, health
+from specsim.calibration import MEASUREMENTS, children, health
 from specsim.calibration.allreduce import VARIANTS
 from specsim.calibration.context import dumps
 from specsim.calibration.engine_allreduce import ENGINES, PACKAGES, importable
@@ -424,7 +423,5 @@ def count_gpus() -> int:
         return min(count, len([v for v in visible.split(",") if v.strip()])) if visible is not None else count
     code = "import torch; print(torch.cuda.device_count())"
     with contextlib.suppress(OSError, subprocess.TimeoutExpired, ValueError, IndexError):
-        return int(
-            subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120).stdout.split()[-1]
-        )
+        return int(subprocess.run(children.code(code), capture_output=True, text=True, timeout=120).stdout.split()[-1])
     return 0

@@ -64,7 +64,7 @@ def eager(context: Context, calls: Sequence[Call], *, group: str | None = None) 
     """Seconds of one call from Python, host time included: a loop of calls, then one wait, under the host's clock.
 
     Where the host's cores run at two speeds, loops on a slow one are set aside (`slow_share` and `slow_s` of the extras), unless
-    too few others are left, which is the extras' `trouble`.
+    most are, which is the extras' `trouble`.
     """
     for call in calls:
         call()
@@ -97,12 +97,12 @@ def eager(context: Context, calls: Sequence[Call], *, group: str | None = None) 
 
 
 def _on_fast_cores(taken: Sequence[tuple[float, bool]], calls: int, narrow: bool) -> Measurement:
-    """The loops that no slow core ran, of (seconds, on a slow core); all of them where fewer than six are left."""
+    """The loops that no slow core ran, of (seconds, on a slow core); all of them where most are."""
     fast, slow = ([s / calls for s, found in taken if found == kind] for kind in (False, True))
     extras: dict[str, Any] = {}
     if slow:
         extras = {"slow_share": len(slow) / len(taken), "slow_s": statistics.median(slow)}
-    if len(fast) < 6 and slow:
+    if len(fast) < len(slow):
         trouble = (
             f"the host's cores were slow in {len(slow)} of {len(taken)} loops: more than it takes on a core of its own"
         )

@@ -1,6 +1,6 @@
 """One process a GPU: takes the stage's measurements, one case after the other, and writes each result at once.
 
-`launch` starts one process a node, as `python -m specsim.calibration.worker STAGE.json FIRST COUNT`: it loads torch and forks
+`launch` starts one process a node, as specsim.calibration.worker STAGE.json FIRST COUNT: it loads torch and forks
 the ranks from FIRST on, COUNT of them (on GPUs each rank loads torch itself), since eight processes that load it take longer than many a
 stage; and it prints a line "LOCAL_RANK CODE" for each that has ended. torchrun can start the ranks as well, as `... STAGE.json`
 with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT set. Files in the stage's folder, all written atomically:

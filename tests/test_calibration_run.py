@@ -68,7 +68,7 @@ def run(context, case):
 KILL_THE_SECOND = """
 import os, sys
 forks = []
-if len(sys.orig_argv) > 5 and sys.orig_argv[2] == "specsim.calibration.worker":
+if len(sys.orig_argv) > 5 and "specsim.calibration.worker" in sys.orig_argv[2]:
     os.register_at_fork(before=lambda: forks.append(1), after_in_child=lambda: len(forks) == 2 and os.kill(os.getpid(), 9))
 """
 
@@ -842,3 +842,29 @@ def test_calls_from_python_are_timed_on_cores_that_are_not_slow(monkeypatch, slo
     assert measured.extras.get("slow_s", 3e-5) == pytest.approx(3e-5)
     assert measured.extras.get("slow_share", 0.0) == pytest.approx({0: 0.0, 3: 1 / 3, 1: 1.0}[slow_of], abs=0.2)
     assert ("trouble" in measured.extras) == (slow_of == 1)
+
+
+def test_workers_import_what_their_parent_does_whatever_lies_in_the_working_directory(tmp_path, monkeypatch):
+    """A user's grp.py beside the command once stood in for the standard library's, and what it printed was read as exit codes."""
+    from specsim.calibration import children
+
+    for name in ("grp", "random"):
+        (tmp_path / f"{name}.py").write_text("print('the wrong one')\nraise SystemExit(3)\n")
+    monkeypatch.chdir(tmp_path)
+    for command, words in (
+        (children.code("import random, grp; print(random.random() < 1)"), "True"),
+        (children.running("json.tool", "--help"), "usage"),
+    ):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert words in done.stdout
+        assert "wrong" not in done.stdout
+
+
+def test_what_a_library_prints_is_no_exit_code(tmp_path):
+    from specsim.calibration.launch import Ranks
+
+    script = "print('libfoo 1.2: hello'); print('1 2 3'); print('7 0'); print('0 0'); print('1 -9')"
+    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+    parent.wait(30)
+    assert Ranks(parent, 2).codes() == [0, -9]
