@@ -865,6 +865,6 @@ def test_what_a_library_prints_is_no_exit_code(tmp_path):
     from specsim.calibration.launch import Ranks
 
     script = "print('libfoo 1.2: hello'); print('1 2 3'); print('7 0'); print('0 0'); print('1 -9')"
-    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
-    parent.wait(30)
-    assert Ranks(parent, 2).codes() == [0, -9]
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as parent:
+        parent.wait(30)
+        assert Ranks(parent, 2).codes() == [0, -9]
