@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from specsim.acceptance import Acceptance
-from specsim.configs import load_model
+from specsim.configs import load_model, load_preset
 from specsim.errors import InputError, did_you_mean
 from specsim.models import Model
+from specsim.names import flag_of
 from specsim.prediction import SAMPLES, Prediction
 from specsim.prediction import predict as predict_scenario
 from specsim.profiles import Profile, load_profile
@@ -39,6 +40,7 @@ SETTINGS = WORDS | SWITCHES | COUNTS | {"captured_sizes", "env", "prefill_graph_
 SEQUENCES = ("accept_per_position", "captured_sizes", "prefill_graph_sizes")  # one value of these is several numbers
 _BUILT = {p.name for p in signature(build).parameters.values() if p.kind is p.KEYWORD_ONLY} - {"asked"}
 NAMES = _BUILT | SETTINGS | set(LAUNCH_LINES)
+DRAFTLESS = ("none", "ngram", "mtp")  # methods that name no draft model
 A_FILE = (str, os.PathLike)
 KINDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys((*WORDS, *LAUNCH_LINES, "engine", "method", "accept_profile"), (str,)),
@@ -135,7 +137,7 @@ def options_of(values: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ..
     lines = [(engine, str(values[name])) for name, engine in LAUNCH_LINES.items() if values.get(name) is not None]
     for name, value in values.items():
         if isinstance(value, str) and not value.strip():  # a shell variable that is not set
-            raise InputError("is empty", where="--" + name.replace("_", "-"), mend="give a value, or leave it out")
+            raise InputError("is empty", where=flag_of(name), mend="give a value, or leave it out")
     check_kinds(values)
     if isinstance(options.get("eager"), str):
         options["eager"] = (options["eager"],)
@@ -159,12 +161,14 @@ def options_of(values: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ..
         launch = read_launch(engine, line)
         launch.refuse_slips(f"--{engine}-args")
         asked = {**options, f"{engine}_args": without_secrets(line)}
-        defaults = {"tp": 1, "method": "none"}  # the engines' own
-        options = {**defaults, "flags": launch.flags, **launch.options, "engine": engine, **options, "asked": asked}
-        notes = launch.notes
+        said = {"tp": 1, "method": "none", **launch.options}  # the engines' own defaults
+        gone = {name for by in options for name in _displaced(by, options, said)}
+        said = {name: value for name, value in said.items() if name not in gone}
+        notes = (*launch.notes, *overruled(launch.options, options))
+        options = {**said, "flags": launch.flags, "engine": engine, **options, "asked": asked}
         if "model" not in options:
             notes = (*notes, "the launch line names no model: the default one is priced")
-        if options["method"] == "none" and "method" not in asked and "draft_tokens" in asked:
+        if options.get("method") == "none" and "method" not in asked and "draft_tokens" in asked:
             notes = (
                 *notes,
                 "the launch line drafts nothing, nor does the server that is priced: give --method as well",
@@ -174,17 +178,58 @@ def options_of(values: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ..
     return options, notes
 
 
+def _displaced(by: str, options: Mapping[str, Any], said: Mapping[str, Any]) -> tuple[str, ...]:
+    """What else a launch line says that goes with what an option beside it replaces: a drafter its method, one length of a
+    chain the other, a method without a draft model the draft."""
+    if by == "method" and options[by] in DRAFTLESS:
+        return ("draft", "num_steps", "topk", "draft_tokens") if options[by] == "none" else ("draft",)
+    chain = bool(np.all(np.equal(options.get("topk", said.get("topk", 1)), 1)))
+    other = {"draft": "method", "draft_tokens": "num_steps", "num_steps": "draft_tokens"}.get(by)
+    return (other,) if other and (chain or by == "draft") else ()
+
+
+def overruled(said: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[str, ...]:
+    """Notes on what a launch line says and options beside it say otherwise: they win, so that a server can be asked about as it
+    might be. said, given: by option; several values of one are several questions."""
+    values = {name: said[name] for name in given if name in said}
+    if "draft" in given and said.get("method") in DRAFTLESS:  # a drafter decides the method
+        values["draft"] = said["method"]
+    return tuple(
+        f"{flag_of(name)} wins over the launch line's {value}"
+        for name, value in values.items()
+        if value is not False
+        and not (name in ("method", "draft") and value == "none")
+        and not _same(given[name], value)
+    )
+
+
+def _same(given: Any, said: Any) -> bool:
+    """Whether an option and a launch line say one thing; models go by their names."""
+    if isinstance(said, (str, Mapping)):
+        return _named(given) == _named(said)
+    return set(np.ravel(given).tolist()) == set(np.ravel(said).tolist())
+
+
+def _named(value: Any) -> Any:
+    if not isinstance(value, (*A_FILE, Model)):
+        return value
+    name = value.name if isinstance(value, Model) else os.fspath(value)
+    with suppress(InputError):
+        name = load_preset(name).name
+    return Path(name).name.casefold()
+
+
 def check_kinds(values: Mapping[str, Any]) -> None:
     """Raise InputError for a value of an option that is not of its kind: "no" for a switch, which would count as true."""
     for name, value in values.items():
         kinds = KINDS.get(name)
         if value is not None and kinds and not isinstance(value, kinds):
             known = " or ".join("True or False" if k is bool else k.__name__ for k in kinds if k is not np.bool_)
-            raise InputError(f"{value!r} is no value of it", where="--" + name.replace("_", "-"), mend=f"give {known}")
+            raise InputError(f"{value!r} is no value of it", where=flag_of(name), mend=f"give {known}")
         if value is not None and name in COUNTS:
             check_numbers(name, [value], whole=True)
             if value < 1 and name != "chunked_prefill_size":  # -1: off
-                raise InputError(f"{value} is out of range", where="--" + name.replace("_", "-"), mend="give 1 or more")
+                raise InputError(f"{value} is out of range", where=flag_of(name), mend="give 1 or more")
 
 
 def check_numbers(name: str, values: Iterable[Any], whole: bool = False) -> None:
@@ -192,7 +237,7 @@ def check_numbers(name: str, values: Iterable[Any], whole: bool = False) -> None
     what = "whole number" if whole else "number"
     for value in values:
         if not isinstance(value, Real) or isinstance(value, bool) or (whole and value % 1):
-            raise InputError(f"{value!r} is no {what}", where="--" + name.replace("_", "-"), mend=f"give a {what}")
+            raise InputError(f"{value!r} is no {what}", where=flag_of(name), mend=f"give a {what}")
 
 
 def check_fields(options: Any) -> None:

@@ -12,6 +12,7 @@ from specsim.diagnosis import diagnose as weigh
 from specsim.errors import InputError, did_you_mean
 from specsim.evidence import Evidence, launch_options, read
 from specsim.experiments import candidates
+from specsim.names import flag_of
 from specsim.observations import contradictions, observe
 from specsim.probes import Observation, Probe
 from specsim.records import Record
@@ -48,7 +49,7 @@ class Given:
             try:
                 pairs = tuple((batch, ms) for batch, ms in _pairs(getattr(self, name)))
             except (TypeError, ValueError):
-                where = "--" + name.replace("_", "-")
+                where = flag_of(name)
                 raise InputError("is no times by batch", where=where, mend="such as {4: 15.5}") from None
             check_numbers(name, (number for pair in pairs for number in pair))
             object.__setattr__(self, name, pairs)
@@ -57,7 +58,7 @@ class Given:
         for name in ("decode_ms", "verify_ms", "cycle_ms", "decode_tokens_per_s", "tokens_per_s"):
             value = getattr(self, name)
             if value is not None and not 0 < value < 1e7:
-                where = "--" + name.replace("_", "-")
+                where = flag_of(name)
                 raise InputError(f"{value:g} is out of range", where=where, mend="give a number above 0")
         if not 0.001 <= self.noise <= 1:
             raise InputError(f"{self.noise:g} is out of range", where="--noise", mend="give 0.001 to 1; 0.05 is 5 %")

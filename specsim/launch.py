@@ -697,8 +697,7 @@ def _sglang_chain(
 def _sglang_limits(options: dict[str, Any], read: _Reader, name: str) -> None:
     """What SGLang changes elsewhere because it speculates."""
     cap = load_engine("sglang").running_cap_speculative
-    if "max_running_requests" not in options:
-        options["max_running_requests"] = cap
+    if "max_running_requests" not in options:  # the scenario's own default, where it still speculates
         read.note(f"speculation caps running requests at {cap} unless --max-running-requests is given")
     if read.on("--enable-mixed-chunk"):
         read.note("--enable-mixed-chunk: SGLang turns it off when it speculates")

@@ -29,3 +29,8 @@ def acceptances() -> list[str]:
 
     profiles = read_yaml(Path(__file__).parent / "data" / "acceptance.yaml")["profiles"]
     return [f"{family}/{domain}" for family, entry in profiles.items() for domain in entry["domains"]]
+
+
+def flag_of(name: str) -> str:
+    """An option as the command line has it: "draft_tokens" is --draft-tokens."""
+    return "--" + name.replace("_", "-")

@@ -11,6 +11,7 @@ from typing import Any
 from specsim.asked import NAMES, options_of, scenario_of, sharing_a_name
 from specsim.errors import InputError, did_you_mean
 from specsim.memory import memory
+from specsim.names import flag_of
 from specsim.profiles import load_profile
 from specsim.scenarios import Scenario, build, no_meaning
 
@@ -27,13 +28,14 @@ def choices(options: Mapping[str, Any]) -> tuple[list[Maker], tuple[int, ...], t
     single = {k: v for k, v in options.items() if k not in LISTS and v is not None and v != ()}
     for name in single:
         if name in FIXED:
-            where = "--" + name.replace("_", "-")
+            where = flag_of(name)
             raise InputError("the load and --draft-tokens set it", where=where, mend="leave it out")
         if name not in NAMES:
             raise InputError(f"no option {name!r}", mend=did_you_mean(name, sorted(NAMES)))
     boxes, ranks, groups, lengths = (_several(options.get(name)) for name in LISTS)
     boxes = _told_apart(boxes)
-    base, notes = options_of(single)
+    given = {name: values for name, values in (("tp", ranks), ("ep", groups), ("draft_tokens", lengths)) if values}
+    base, notes = options_of({**single, **given})
     if not lengths and "accept_length" in single and "draft_tokens" in base:  # that of the launch line
         lengths = (int(base["draft_tokens"]),)
     lengths = lengths or DRAFT_TOKENS

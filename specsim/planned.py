@@ -15,6 +15,7 @@ from specsim.choice import Choice
 from specsim.errors import InputError
 from specsim.files import write_atomically
 from specsim.launch_lines import sglang_adaptive, sglang_line, vllm_config, vllm_line
+from specsim.names import flag_of
 from specsim.pages import Shown
 from specsim.percentiles import Percentiles, percentiles
 from specsim.plan_choices import choices, drafting
@@ -74,7 +75,7 @@ class Wanted:
         for name in ("max_gpus", "num_requests"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                where = "--" + name.replace("_", "-")
+                where = flag_of(name)
                 raise InputError(f"{value} is out of range", where=where, mend="give 1 or more")
 
     def load(self) -> tuple[float, Requests, TraceStats | None]:
@@ -82,7 +83,7 @@ class Wanted:
         if self.trace is not None:
             for name in ("input_tokens", "output_tokens"):
                 if getattr(self, name) is not None:
-                    option = "--" + name.replace("_", "-")
+                    option = flag_of(name)
                     mend = f"leave {option} out"
                     raise InputError(f"a trace has its own; {option} contradicts it", where="--trace", mend=mend)
             stats = trace_stats(Path(self.trace))

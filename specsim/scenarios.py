@@ -24,7 +24,7 @@ from specsim.errors import InputError, did_you_mean
 from specsim.forward import Network, Parallel
 from specsim.keys import Keys
 from specsim.models import BF16, Format, Model
-from specsim.names import METHODS, PHASES
+from specsim.names import METHODS, PHASES, flag_of
 from specsim.profiles import Profile, load_profile, load_shipped
 from specsim.quantities import counted
 from specsim.routing import Routing, parse
@@ -328,7 +328,7 @@ def build(
 def _positive(name: str, value: ArrayLike, least: float = 1) -> Array:
     if type(value) is int and least <= value <= LIMITS[name]:
         return np.asarray(float(value))
-    option = "--" + name.replace("_", "-")
+    option = flag_of(name)
     try:
         array = np.asarray(value, dtype=float)
     except (TypeError, ValueError):

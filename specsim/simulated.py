@@ -13,6 +13,7 @@ from specsim.asked import AModel, check_fields, check_numbers, scenario, with_mo
 from specsim.engines import running_flag
 from specsim.errors import InputError
 from specsim.launch_lines import read_ranges
+from specsim.names import flag_of
 from specsim.pages import Shown
 from specsim.policy import said
 from specsim.prediction import machine_of
@@ -73,22 +74,22 @@ class Load:
         if self.trace is not None:
             for name in OF_A_TRACE:
                 if getattr(self, name) is not None:
-                    option = _flag(name)
+                    option = flag_of(name)
                     mend = f"leave {option} out"
                     raise InputError(f"a trace has its own; {option} contradicts it", where="--trace", mend=mend)
         for name in ("speed", "spread"):
             if getattr(self, name) is not None and self.trace is None:
-                raise InputError("is about a trace", where=_flag(name), mend="give --trace, or leave it out")
+                raise InputError("is about a trace", where=flag_of(name), mend="give --trace, or leave it out")
         if self.burstiness is not None and self.rate is None:
             raise InputError("is about a rate", where="--burstiness", mend="give --rate, or leave it out")
         for name in ("ttft_ms", "tpot_ms", "e2e_ms"):
             limit = getattr(self, name)
             if limit is not None and not 0 < limit < math.inf:
-                raise InputError(f"{limit:g} ms is no target", where=_flag(name), mend="give milliseconds above 0")
+                raise InputError(f"{limit:g} ms is no target", where=flag_of(name), mend="give milliseconds above 0")
         for name in ("num_requests", "concurrency", "chunk_tokens", "input_tokens", "output_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise InputError(f"{value} is out of range", where=_flag(name), mend="give 1 or more")
+                raise InputError(f"{value} is out of range", where=flag_of(name), mend="give 1 or more")
 
     @property
     def lengths(self) -> tuple[Lengths, Lengths]:
@@ -116,10 +117,6 @@ class Load:
         rate = math.inf if self.rate is None else self.rate
         shape = 1.0 if self.burstiness is None else self.burstiness
         return synthetic(self.count, *self.lengths, rate, shape=shape, seed=self.seed)
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
 
 
 @dataclass(frozen=True, repr=False)
@@ -206,8 +203,8 @@ def simulate(model: AModel | None = None, /, *, times: int = 1, **options: Any) 
     if load.policy is not None:
         for name in ("draft_tokens", "num_steps"):
             if options.get(name) is not None:
-                mend = f"leave {_flag(name)} out"
-                raise InputError(f"a policy says it; {_flag(name)} contradicts it", where="--policy", mend=mend)
+                mend = f"leave {flag_of(name)} out"
+                raise InputError(f"a policy says it; {flag_of(name)} contradicts it", where="--policy", mend=mend)
         ranges = read_ranges(Path(load.policy))
     s = scenario(**{name: value for name, value in options.items() if name not in names})
     machine = machine_of(s)

@@ -15,6 +15,7 @@ import numpy as np
 from specsim.asked import FILES, NAMES, SEQUENCES, AModel, check_numbers, scenario_of, sharing_a_name, with_model
 from specsim.errors import InputError, did_you_mean
 from specsim.fanout import cluster_of
+from specsim.names import flag_of
 from specsim.progress import report
 from specsim.scenarios import Scenario
 from specsim.sweep_run import Result, run
@@ -62,7 +63,7 @@ def spec_of(options: Mapping[str, Any]) -> Spec:
     lists = {name: several(name, value) for name, value in options.items() if name not in SINGLE and value is not None}
     kinds = [name for name in lists if name in ACCEPTANCE]
     if len(kinds) > 1:
-        named = " and ".join("--" + name.replace("_", "-") for name in kinds)
+        named = " and ".join(flag_of(name) for name in kinds)
         raise InputError("acceptance is stated twice", where=named, mend="give one of them")
     outer = [name for name in lists if name not in (*DRAFTING, *ACCEPTANCE, "batch", "context", "draft_tokens")]
     drafting = [name for name in lists if name in DRAFTING]
@@ -112,6 +113,6 @@ def several(name: str, value: Any) -> tuple[Any, ...]:
         return (value,)
     values = tuple(tuple(v) if isinstance(v, list) else v for v in value)
     if not values:
-        raise InputError("has no value", where="--" + name.replace("_", "-"), mend="give one, or leave it out")
+        raise InputError("has no value", where=flag_of(name), mend="give one, or leave it out")
     one = name in SEQUENCES and not isinstance(values[0], tuple)
     return (values,) if one else values

@@ -1085,6 +1085,23 @@ def test_an_accept_length_is_that_of_the_line_s_draft_length():
         specsim_plan("Llama-3.1-8B", hardware=["1x-h200"], rate=5, accept_length=2.5)
 
 
+def test_options_beside_a_launch_line_win_in_a_plan_too():
+    found = specsim_plan(hardware=["8x-h100"], rate=5, sglang_args=LINE + " --tp 1", tp=[1, 2], accept_rate=0.6).plan
+    assert "--tp wins over the launch line's 1" in found.warnings
+    plain = "--model-path meta-llama/Llama-3.1-8B-Instruct"
+    found = specsim_plan(hardware=["1x-h200"], rate=5, sglang_args=plain, draft="llama3-8b-eagle3", accept_rate=0.6)
+    assert {c.scenario.method for c in found.plan.choices} == {"none", "eagle3"}
+    found = specsim_plan(hardware=["1x-h200"], rate=5, sglang_args=plain, draft_tokens=[3])
+    assert any("the launch line drafts nothing" in w for w in found.plan.warnings)
+
+
+def test_a_plan_without_speculation_does_not_have_the_cap_of_the_line_s_speculation():
+    found = specsim_plan(hardware=["1x-h200"], rate=5, sglang_args=LINE, accept_rate=0.6).plan
+    running = {c.scenario.method: c.server.most_running for c in found.choices if not c.most}
+    assert running["eagle3"] == 48
+    assert running["none"] > 48
+
+
 def test_prefills_outside_graphs_are_told():
     options = {"hardware": ["1x-h200"], "rate": 5, "accept_rate": 0.6}
     eager, usual = (

@@ -59,6 +59,54 @@ def test_a_launch_line_that_drafts_nothing_is_named_where_draft_tokens_are_asked
     assert not any(note in w for w in specsim.predict(**line, draft_tokens=4, method="eagle3").scenario.warnings)
 
 
+LINE = (
+    "--model-path meta-llama/Llama-3.1-8B-Instruct --tp 1 --speculative-algorithm EAGLE3 --speculative-num-steps 3 "
+    "--speculative-eagle-topk 1 --chunked-prefill-size 2048"
+)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"tp": 2}, ["--tp wins over the launch line's 1"]),
+        ({"draft_tokens": 6}, ["--draft-tokens wins over the launch line's 4"]),
+        ({"num_steps": 2}, ["--num-steps wins over the launch line's 3"]),
+        ({"method": "none"}, ["--method wins over the launch line's eagle3"]),
+        ({"model": "Qwen3-8B", "method": "none"},
+         ["--model wins over the launch line's meta-llama/Llama-3.1-8B-Instruct", "--method wins over the launch line's eagle3"]),
+        ({"chunked_prefill_size": 512}, ["--chunked-prefill-size wins over the launch line's 2048"]),
+        ({"tp": 1, "model": "llama-3.1-8b", "draft_tokens": 4, "num_steps": 3, "topk": 1, "method": "eagle3"}, []),
+        ({"ep": 1, "batch": 4, "context": 100, "draft": "llama3-8b-eagle3", "accept_rate": 0.5}, []),  # the line says none of it
+    ],
+)  # fmt: skip
+def test_an_option_beside_a_launch_line_wins_and_is_told(given: dict[str, Any], said: list[str]) -> None:
+    s = specsim.scenario(hardware="8x-h100", sglang_args=LINE, **given)
+    assert [w for w in s.warnings if "wins over" in w] == said
+    assert s.parallel.tp == given.get("tp", 1)
+
+
+def test_an_option_takes_with_it_what_the_launch_line_says_of_the_same() -> None:
+    """One length of a chain the other, a drafter its method: what is asked for is priced, not what topk 1 makes of both."""
+
+    def priced(line: str, **given: Any) -> tuple[str, float, float]:
+        s = specsim.scenario(hardware="8x-h100", sglang_args=line, **given)
+        return s.method, float(s.num_steps), float(s.draft_tokens)
+
+    assert priced(LINE, draft_tokens=6) == ("eagle3", 5, 6)
+    assert priced(LINE, num_steps=2) == ("eagle3", 2, 3)
+    tree = LINE.replace("topk 1", "topk 4 --speculative-num-draft-tokens 8")
+    assert priced(tree, draft_tokens=16) == ("eagle3", 3, 16)
+    plain = "--model-path meta-llama/Llama-3.1-8B-Instruct"
+    assert priced(plain, draft="llama3-8b-eagle3", draft_tokens=3) == ("eagle3", 2, 3)
+    ngram = f"{plain} --speculative-algorithm NGRAM"
+    assert priced(ngram, draft="llama3-8b-eagle3")[0] == "eagle3"
+    s = specsim.scenario(hardware="8x-h100", sglang_args=ngram, draft="llama3-8b-eagle3")
+    assert "--draft wins over the launch line's ngram" in s.warnings
+    s = specsim.scenario(hardware="8x-h100", sglang_args=LINE, method="none", batch=64)
+    assert s.draft is None
+    assert not any("queue" in w or "left out" in w for w in s.warnings)  # nothing of the line's speculation is left
+
+
 def test_the_field_case_is_the_default() -> None:
     s = build()
     assert (s.model.name, s.draft and s.draft.name, s.profile.name) == (

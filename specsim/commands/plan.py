@@ -21,7 +21,7 @@ from specsim.commands.common import (
     show,
 )
 from specsim.commands.scenario import COUNT, FILE, TOKENS, Known, says, scenario_options
-from specsim.names import PERCENTILES
+from specsim.names import PERCENTILES, flag_of
 
 LISTS = ("hardware", "tp", "ep", "draft_tokens")
 FIXED = ("batch", "context", "num_steps", "topk")  # what the load and the plan set
@@ -100,7 +100,7 @@ def command(as_json: bool, plot: Path | None, **options: Any) -> int:
     for name in LISTS:
         if options[name]:
             read = words if name == "hardware" else whole_numbers
-            options[name] = read(options[name], "--" + name.replace("_", "-"))
+            options[name] = read(options[name], flag_of(name))
     with Meter("plan"):
         found = make(**options)
     if found.wanted.policy is not None:

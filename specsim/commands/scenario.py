@@ -221,7 +221,7 @@ def without_defaults(options: dict[str, Any], wanted: Callable[[str], bool]) -> 
         and context.get_parameter_source(str(param.name)) is click.core.ParameterSource.DEFAULT_MAP
         and not wanted(str(param.name))
     }
-    context.obj["defaults"] = defaults.without("--" + name.replace("_", "-") for name in dropped)
+    context.obj["defaults"] = defaults.without(known.flag_of(name) for name in dropped)
     return {**options, **dropped}
 
 

@@ -10,6 +10,7 @@ import click
 
 from specsim.commands.common import Meter, OutFile, draw, json_option, note, plot_option, print_result, show
 from specsim.commands.scenario import Count, Known, scenario_options
+from specsim.names import flag_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 SINGLE = ("sglang_args", "vllm_args")  # launch lines: commas are part of them
@@ -80,7 +81,7 @@ def _values(name: str, text: str) -> tuple[Any, ...]:
     from specsim.errors import InputError
     from specsim.ranges import numbers, whole_numbers, words
 
-    kind, option = TYPES[name], "--" + name.replace("_", "-")
+    kind, option = TYPES[name], flag_of(name)
     if isinstance(kind, Count):
         return whole_numbers(text, option)
     if isinstance(kind, click.types.FloatParamType):
