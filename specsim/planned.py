@@ -25,12 +25,12 @@ from specsim.policy import policy_json
 from specsim.prediction import machine_of
 from specsim.provenance import sources_of_all
 from specsim.quantities import short, six
-from specsim.scenarios import Scenario
+from specsim.scenarios import Scenario, too_long
 from specsim.simulation import simulate
 from specsim.simulation_costs import longest, server_of
 from specsim.steady import Requests
 from specsim.targets import Targets
-from specsim.trace_stats import TraceStats, every, left_out, trace_stats
+from specsim.trace_stats import TraceStats, every, left_out, of_tokens, trace_stats
 from specsim.workload import Lengths, Trace, synthetic
 
 CONTEXTS = (1024, 4096, 16384, 65536)  # of the policies, beside the load's own
@@ -255,7 +255,10 @@ def plan(model: AModel | None = None, /, **options: Any) -> Planned:
         hysteresis=wanted.hysteresis, contexts=CONTEXTS,
     )  # fmt: skip
     of_trace = (left_out(stats.skipped),) if stats is not None and stats.skipped else ()
-    found = replace(found, warnings=(*notes, *of_trace, *found.warnings))
+    longest = math.ceil(requests.input_tokens + requests.output_tokens) if stats is None else stats.longest
+    s = found.best.scenario
+    long = too_long(s.model, s.options, longest, of_tokens(longest))
+    found = replace(found, warnings=(*notes, *of_trace, *long, *found.warnings))
     return Planned(found, wanted, stats, _simulated(found, wanted, stats) if wanted.simulate and found.met else None)
 
 

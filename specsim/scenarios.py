@@ -265,9 +265,9 @@ def build(
     steps, tokens, branch, said = resolve_lengths(kind, num_steps, draft_tokens, topk, drafter)
     warnings += said
     rows = _positive("batch", 1 if batch is None else batch)
-    cached = _positive("context", DEFAULT_CONTEXT if context is None else context, least=0)
-    if target.max_context and (cached > target.max_context).any():
-        warnings.append(f"context {np.max(cached):,.0f} is beyond the {target.max_context:,} tokens of {target.name}")
+    default = min(DEFAULT_CONTEXT, int(options.get("context_length") or target.max_context or DEFAULT_CONTEXT))
+    cached = _positive("context", default if context is None else context, least=0)
+    warnings += too_long(target, options, float(np.max(cached)), f"context {np.max(cached):,.0f}")
     if routing is not None and target.experts is None:
         warnings.append(f"{target.name} has no experts: --routing is left out")
     given = [n for n, v in (("--accept-rate", accept_rate), ("--accept-length", accept_length),
@@ -323,6 +323,16 @@ def build(
         warnings=tuple(dict.fromkeys([*warnings, *target_warnings])),
         asked=asked,
     )
+
+
+def too_long(model: Model, options: Mapping[str, Any], tokens: float, what: str) -> tuple[str, ...]:
+    """A note where `what`, of so many tokens, is longer than the launch line allows, or else than the model was made for."""
+    allowed = options.get("context_length")
+    if allowed:
+        limit, whose = int(allowed), "that the launch line allows: the server refuses it"
+    else:
+        limit, whose = model.max_context, f"of {model.name}"
+    return (f"{what} is beyond the {limit:,} tokens {whose}",) if limit and tokens > limit else ()
 
 
 def _positive(name: str, value: ArrayLike, least: float = 1) -> Array:

@@ -19,11 +19,11 @@ from specsim.policy import said
 from specsim.prediction import machine_of
 from specsim.provenance import sources_of
 from specsim.quantities import short
-from specsim.scenarios import Scenario
+from specsim.scenarios import Scenario, too_long
 from specsim.simulation import Simulation
 from specsim.simulation import simulate as run_through
 from specsim.simulation_costs import Ranges, Server, prefill_graphs, server_of
-from specsim.trace_stats import left_out
+from specsim.trace_stats import left_out, of_tokens
 from specsim.two_states import two_states
 from specsim.workload import BLOCK, Lengths, Requests, Trace, synthetic
 
@@ -246,9 +246,10 @@ def simulate(model: AModel | None = None, /, *, times: int = 1, **options: Any) 
         compiled=False if steps * times < SMALL else None,
         count=load.count if load.trace is None else 0,
     )
-    return Simulated(
-        s, load, server, run, ranges, (*s.warnings, *run.warnings, *_notes(requests, run, steps), *of_states)
-    )
+    longest = requests.longest if isinstance(requests, Trace) else sum(length.most for length in load.lengths)
+    long = too_long(s.model, s.options, longest, of_tokens(longest))
+    said_of_run = (*run.warnings, *_notes(requests, run, steps), *of_states)
+    return Simulated(s, load, server, run, ranges, (*s.warnings, *long, *said_of_run))
 
 
 def check_rate(rate: float, replica: steady.Server, engine: str) -> None:

@@ -31,6 +31,7 @@ class TraceStats:
     input_cv2: float = 0.0
     output_cv2: float = 0.0
     skipped: int = 0  # requests without input or output tokens, which are left out
+    longest: int = 0  # tokens of the longest request, prompt and answer
 
     def json(self) -> dict[str, Any]:
         return asdict(self)
@@ -74,7 +75,13 @@ def trace_stats(path: Path) -> TraceStats:
         inputs,
         outputs,
         trace.skipped,
+        trace.longest,
     )
+
+
+def of_tokens(longest: int) -> str:
+    """The longest request of a load, in words."""
+    return f"a request of {longest:,} tokens, prompt and answer,"
 
 
 def left_out(skipped: int) -> str:

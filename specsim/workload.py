@@ -188,7 +188,8 @@ class Trace:
 
     `limit`: requests to read at most. `speed`: 2 makes arrivals come twice as fast. `spread_s`: times in the file are
     whole multiples of so many seconds, and requests of one time are spread evenly at random over it (seeded). Rows
-    without input or output tokens are failed requests: left out and counted in `skipped`. Plain or .gz. The file's
+    without input or output tokens are failed requests: left out and counted in `skipped`; `longest`: tokens of the longest
+    request that was read. Plain or .gz. The file's
     head is read at once, so a wrong file raises InputError here; a bad row raises it while iterating.
     """
 
@@ -200,7 +201,7 @@ class Trace:
         if not (math.isfinite(spread_s) and spread_s >= 0):
             raise InputError(f"{spread_s:g} is not a time", where="--spread", mend="give seconds, 0 or more")
         self.path, self.limit, self.speed, self.spread_s, self.seed = path, limit, speed, spread_s, seed
-        self.skipped = 0
+        self.skipped = self.longest = 0
         if self.path.exists() and not (self.path.is_file() or self.path.is_dir()):
             mend = "write it to a file first, and give that"
             raise InputError("is a pipe, and a trace is read more than once", where=str(self.path), mend=mend)
@@ -208,7 +209,7 @@ class Trace:
             self.layout, self.is_json = self._recognise(file)
 
     def __iter__(self) -> Iterator[Requests]:
-        self.skipped = 0
+        self.skipped = self.longest = 0
         generator = np.random.default_rng(self.seed)
         rows = self._rows()
         done, before = 0, 0
@@ -243,7 +244,9 @@ class Trace:
         if self.spread_s:
             seconds_ = np.sort(seconds_ + generator.random(len(seconds_)) * self.spread_s)
         ps = np.rint(seconds_ / self.speed * PS).astype(np.int64)
-        return Requests(ps, np.asarray(inputs, dtype=np.int64), np.asarray(outputs, dtype=np.int64))
+        block = Requests(ps, np.asarray(inputs, dtype=np.int64), np.asarray(outputs, dtype=np.int64))
+        self.longest = max(self.longest, int((block.input_tokens + block.output_tokens).max()))
+        return block
 
     def _open(self) -> TextIO:
         try:

@@ -85,6 +85,40 @@ def test_an_option_beside_a_launch_line_wins_and_is_told(given: dict[str, Any], 
     assert s.parallel.tp == given.get("tp", 1)
 
 
+@pytest.mark.parametrize(
+    "line",
+    [{"sglang_args": "--model-path Qwen3-8B --context-length 4096"}, {"vllm_args": "Qwen3-8B --max-model-len 4k"}],
+)
+def test_what_the_launch_line_allows_holds_for_the_context_and_for_requests(line: dict[str, Any]) -> None:
+    """4k is 4,000 in vLLM's words. A request of 3,000 + 1,000 tokens is the longest that both take."""
+    limit = 4096 if "sglang_args" in line else 4000
+    box = {"hardware": "1x-h200", **line}
+    note = f"is beyond the {limit:,} tokens that the launch line allows: the server refuses it"
+
+    def said(made: Any) -> list[str]:
+        return [w for w in made.json()["warnings"] if "beyond" in w]
+
+    assert said(specsim.predict(**box, context=limit)) == []
+    assert said(specsim.predict(**box, context=limit + 1)) == [f"context {limit + 1:,} {note}"]
+    assert said(specsim.predict(hardware="1x-h200", model="Qwen3-8B", context=50_000)) == [
+        "context 50,000 is beyond the 40,960 tokens of Qwen3-8B"
+    ]
+    for make, load in ((specsim.plan, {"rate": 1}), (specsim.simulate, {"rate": 1, "num_requests": 2})):
+        assert said(make(**box, **load, input_tokens=3000, output_tokens=1000)) == []
+        long = make(**box, **load, input_tokens=4000, output_tokens=1000)
+        assert said(long) == [f"a request of 5,000 tokens, prompt and answer, {note}"]
+
+
+def test_the_longest_request_of_a_trace_is_held_against_what_the_server_takes(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("arrival_s,input_tokens,output_tokens\n0,100,10\n1,5000,10\n2,100,10\n")
+    line = {"hardware": "1x-h200", "sglang_args": "--model-path Qwen3-8B --context-length 1024"}
+    for make in (specsim.plan, specsim.simulate):
+        found = [w for w in make(**line, trace=trace).json()["warnings"] if "beyond" in w]
+        assert len(found) == 1  # not that of a default context
+        assert found[0].startswith("a request of 5,010 tokens, prompt and answer, is beyond the 1,024 tokens")
+
+
 def test_an_option_takes_with_it_what_the_launch_line_says_of_the_same() -> None:
     """One length of a chain the other, a drafter its method: what is asked for is priced, not what topk 1 makes of both."""
 
