@@ -28,7 +28,7 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from specsim.errors import InputError, did_you_mean
+from specsim.errors import InputError, as_fraction, did_you_mean
 
 Array: TypeAlias = NDArray[np.float64]
 Number: TypeAlias = float | Array
@@ -583,8 +583,7 @@ def _rates(value: ArrayLike, option: str) -> Array:
     inside = (rates >= 0.0) & (rates <= 1.0)  # false for nan
     if not inside.all():
         wrong = _first(rates[~inside])
-        mend = f"for {wrong:g} % give {wrong / 100:g}" if 2.0 <= wrong <= 100.0 else "give a fraction between 0 and 1"
-        raise InputError(f"{wrong:.9g} is not in [0, 1]", where=option, mend=mend)
+        raise InputError(f"{wrong:.9g} is not in [0, 1]", where=option, mend=as_fraction(wrong))
     return rates
 
 

@@ -40,3 +40,8 @@ def did_you_mean(name: str, known: list[str] | tuple[str, ...]) -> str:
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5) or sorted(part_of, key=len)
     listing = ", ".join(known[:LISTED]) + (f" and {len(known) - LISTED} more" if len(known) > LISTED else "")
     return f"did you mean {near[0]!r}? (known: {listing})" if near else f"known: {listing}"
+
+
+def as_fraction(wrong: float) -> str:
+    """The mend for a share out of range, which may have been meant as per cent."""
+    return f"for {wrong:g} % give {wrong / 100:g}" if 2.0 <= wrong <= 100.0 else "give a fraction between 0 and 1"

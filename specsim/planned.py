@@ -34,7 +34,7 @@ from specsim.trace_stats import TraceStats, every, left_out, of_tokens, trace_st
 from specsim.workload import Lengths, Trace, synthetic
 
 CONTEXTS = (1024, 4096, 16384, 65536)  # of the policies, beside the load's own
-INPUT, OUTPUT = 1024, 256
+REQUESTS, INPUT, OUTPUT = 2000, 1024, 256
 LIVES = 10  # of a request: shorter runs do not settle
 PLAIN = 300_000  # decode steps of a sequence: plain Python is done with them before a kernel is compiled
 
@@ -46,7 +46,8 @@ class Wanted:
     rate: requests a second over all replicas. input_tokens, output_tokens: means; or a trace, whose busiest minute gives the
     rate. prefix_rate: share of each prompt in the prefix cache. ttft_ms, tpot_ms: targets of the mean request, or of a percentile ("p50", "p90", "p95", "p99"). speedup: to give drafters' targets for. hysteresis: gain that a
     switch of the draft length must bring. headroom: share by which the rate may grow. price_per_gpu_hour: for the cost of a
-    million output tokens. policy: the file that the launch lines name. simulate: confirm by simulating one replica.
+    million output tokens. policy: the file that the launch lines name. simulate: confirm by simulating one replica, with
+    so many requests (2,000, or the whole trace) and a seed.
     """
 
     rate: float | None = None
@@ -64,8 +65,8 @@ class Wanted:
     price_per_gpu_hour: float | None = None
     policy: Path | None = None
     simulate: bool = False
-    num_requests: int = 2000
-    seed: int = 0
+    num_requests: int | None = None
+    seed: int | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -77,11 +78,15 @@ class Wanted:
             if value is not None and value < 1:
                 where = flag_of(name)
                 raise InputError(f"{value} is out of range", where=where, mend="give 1 or more")
+        for name in ("num_requests", "seed"):
+            if getattr(self, name) is not None and not self.simulate:
+                mend = "give --simulate, or leave it out"
+                raise InputError("is about the simulation", where=flag_of(name), mend=mend)
 
     def load(self) -> tuple[float, Requests, TraceStats | None]:
         """(rate, mean request, what the trace says). Raises InputError."""
         if self.trace is not None:
-            for name in ("input_tokens", "output_tokens"):
+            for name in ("input_tokens", "output_tokens", "num_requests"):
                 if getattr(self, name) is not None:
                     option = flag_of(name)
                     mend = f"leave {option} out"
@@ -294,23 +299,24 @@ def _speculating(found: Plan) -> Scenario:
 def _simulated(found: Plan, wanted: Wanted, stats: TraceStats | None) -> dict[str, Any]:
     """One replica of the best choice under its share of the load."""
     best = found.best
+    asked, seed = wanted.num_requests or REQUESTS, wanted.seed or 0
     cached = found.requests.prefix_rate
     server = server_of(best.scenario, machine_of(best.scenario), ranges=best.ranges, prefix_rate=cached)
     if wanted.trace is not None:
         load = every(Trace(Path(wanted.trace)), best.replicas)
     else:
         inputs, outputs = Lengths(round(found.requests.input_tokens)), Lengths(round(found.requests.output_tokens))
-        load = synthetic(wanted.num_requests, inputs, outputs, found.rate / best.replicas, seed=wanted.seed)
+        load = synthetic(asked, inputs, outputs, found.rate / best.replicas, seed=seed)
     targets = {"ttft": found.targets.ttft_ms, "tpot": found.targets.tpot_ms}
-    count = wanted.num_requests if stats is None else stats.requests / best.replicas
+    count = asked if stats is None else stats.requests / best.replicas
     plain = count * found.requests.output_tokens / server.accept_length < PLAIN
     run = simulate(
         server,
         load,
         compiled=False if plain else None,
-        seed=wanted.seed,
+        seed=seed,
         targets_ms={name: limit for name, limit in targets.items() if limit is not None},
-        count=wanted.num_requests if wanted.trace is None else 0,
+        count=asked if wanted.trace is None else 0,
     )
     m = run.metrics
     out: dict[str, Any] = {"requests": m.completed, "mean_batch": m.mean_batch, "utilisation": m.utilisation}

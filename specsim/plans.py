@@ -13,7 +13,7 @@ from typing import Any
 
 from specsim.choice import Choice, choice_of, order, tpot_interval, with_cap
 from specsim.drafter_targets import Target, targets_of_drafters
-from specsim.errors import InputError
+from specsim.errors import InputError, as_fraction
 from specsim.machine import Machine
 from specsim.policy import Policy, policies
 from specsim.prediction import machine_of
@@ -166,16 +166,18 @@ def _groups(choices: Sequence[Choice]) -> Iterator[tuple[Scenario, list[int]]]:
 
 def _check(rate: float, requests: Requests, speedup: float, headroom: float, hysteresis: float) -> None:
     if not 0 <= hysteresis < 1:
-        raise InputError(f"{hysteresis:g} is not in [0, 1)", where="--hysteresis", mend="give a fraction")
+        raise InputError(f"{hysteresis:g} is not in [0, 1)", where="--hysteresis", mend=as_fraction(hysteresis))
     if not 0 < rate < 1e9:
         raise InputError(f"{rate:g} requests a second", where="--rate", mend="give a rate above 0, below 1e9")
     for name, value in (("--input-tokens", requests.input_tokens), ("--output-tokens", requests.output_tokens)):
         if not 1 <= value < 2**31:
             raise InputError(f"{value:g} tokens", where=name, mend="give 1 or more, below 2^31")
     if not 0 <= requests.prefix_rate < 1:
-        mend = "give the share of a prompt that is cached"
-        raise InputError(f"{requests.prefix_rate:g} is not in [0, 1)", where="--prefix-rate", mend=mend)
+        where = "--prefix-rate"
+        raise InputError(
+            f"{requests.prefix_rate:g} is not in [0, 1)", where=where, mend=as_fraction(requests.prefix_rate)
+        )
     if not 1 <= speedup < 100:
         raise InputError(f"{speedup:g} is no speedup", where="--speedup", mend="give 1 or more")
-    if not 0 <= headroom <= 10:
-        raise InputError(f"{headroom:g} is out of range", where="--headroom", mend="give a fraction, for example 0.2")
+    if not 0 <= headroom < 10:
+        raise InputError(f"{headroom:g} is out of range", where="--headroom", mend=as_fraction(headroom))

@@ -19,7 +19,7 @@ from specsim.policy import said
 from specsim.prediction import machine_of
 from specsim.provenance import sources_of
 from specsim.quantities import short
-from specsim.scenarios import Scenario, too_long
+from specsim.scenarios import Scenario, no_meaning, too_long
 from specsim.simulation import Simulation
 from specsim.simulation import simulate as run_through
 from specsim.simulation_costs import Ranges, Server, prefill_graphs, server_of
@@ -29,6 +29,7 @@ from specsim.workload import BLOCK, Lengths, Requests, Trace, synthetic
 
 REQUESTS, INPUT, OUTPUT = 1000, 1024, 256
 SMALL = 60_000  # decode steps of a sequence: plain Python is done with them before a kernel is compiled
+FIXED = ("batch", "context")  # what the load sets
 OF_A_TRACE = ("rate", "burstiness", "input_tokens", "output_tokens", "range_ratio")  # what a trace says itself
 
 
@@ -80,7 +81,7 @@ class Load:
         for name in ("speed", "spread"):
             if getattr(self, name) is not None and self.trace is None:
                 raise InputError("is about a trace", where=flag_of(name), mend="give --trace, or leave it out")
-        if self.burstiness is not None and self.rate is None:
+        if self.burstiness is not None and (self.rate is None or math.isinf(self.rate)):
             raise InputError("is about a rate", where="--burstiness", mend="give --rate, or leave it out")
         for name in ("ttft_ms", "tpot_ms", "e2e_ms"):
             limit = getattr(self, name)
@@ -198,6 +199,9 @@ def simulate(model: AModel | None = None, /, *, times: int = 1, **options: Any) 
     options = with_model(model, options)
     names = {field.name for field in fields(Load)}
     asked = {name: value for name, value in options.items() if name in names and value is not None}
+    for name in FIXED:
+        if options.get(name) is not None:
+            raise InputError("the load sets it", where=flag_of(name), mend="leave it out")
     load = Load(**asked)
     ranges: Ranges = ()
     if load.policy is not None:
@@ -206,6 +210,10 @@ def simulate(model: AModel | None = None, /, *, times: int = 1, **options: Any) 
                 mend = f"leave {flag_of(name)} out"
                 raise InputError(f"a policy says it; {flag_of(name)} contradicts it", where="--policy", mend=mend)
         ranges = read_ranges(Path(load.policy))
+    stated = [name for name in options if name.startswith("accept") and options[name] is not None]
+    if load.accept_histogram is not None and len(stated) > 1:
+        named = " and ".join(map(flag_of, stated))
+        raise InputError("acceptance is stated twice", where=named, mend="give one of them")
     s = scenario(**{name: value for name, value in options.items() if name not in names})
     machine = machine_of(s)
     server = server_of(
@@ -247,9 +255,10 @@ def simulate(model: AModel | None = None, /, *, times: int = 1, **options: Any) 
         count=load.count if load.trace is None else 0,
     )
     longest = requests.longest if isinstance(requests, Trace) else sum(length.most for length in load.lengths)
+    unused = (no_meaning("--accept-histogram"),) if load.accept_histogram is not None and s.method == "none" else ()
     long = too_long(s.model, s.options, longest, of_tokens(longest))
     said_of_run = (*run.warnings, *_notes(requests, run, steps), *of_states)
-    return Simulated(s, load, server, run, ranges, (*s.warnings, *long, *said_of_run))
+    return Simulated(s, load, server, run, ranges, (*s.warnings, *unused, *long, *said_of_run))
 
 
 def check_rate(rate: float, replica: steady.Server, engine: str) -> None:

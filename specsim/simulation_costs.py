@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from specsim.cycle import evaluate, target_pass
 from specsim.engines import running_flag
-from specsim.errors import InputError
+from specsim.errors import InputError, as_fraction
 from specsim.forward import build, cost
 from specsim.machine import ZERO, Machine, lift
 from specsim.memory import memory_share, rank_kv_per_token, rank_state, rank_weights
@@ -136,7 +136,7 @@ class Server:
             raise InputError(
                 f"{self.prefix_rate:g} is not in [0, 1)",
                 where="--prefix-rate",
-                mend="give the share of a prompt that is cached",
+                mend=as_fraction(self.prefix_rate),
             )
         if not 0 <= self.overhead_s < 3600:
             raise InputError(

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from specsim.asked import FILES, NAMES, SEQUENCES, AModel, check_numbers, scenario_of, sharing_a_name, with_model
-from specsim.errors import InputError, did_you_mean
+from specsim.errors import InputError, as_fraction, did_you_mean
 from specsim.fanout import cluster_of
 from specsim.names import flag_of
 from specsim.progress import report
@@ -73,8 +73,9 @@ def spec_of(options: Mapping[str, Any]) -> Spec:
     for name in ("accept_rate", "accept_length"):
         check_numbers(name, lists.get(name, ()))
     kind = ACCEPTANCE[kinds[0]] if kinds else ""
-    if kind == "rate" and not all(0 <= a <= 1 for a in lists["accept_rate"]):
-        raise InputError("has values outside [0, 1]", where="--accept-rate", mend="give fractions")
+    for a in lists["accept_rate"] if kind == "rate" else ():
+        if not 0 <= a <= 1:
+            raise InputError(f"{a:g} is not in [0, 1]", where="--accept-rate", mend=as_fraction(a))
     return Spec(
         make=partial(_made, _called(lists)),
         cases=tuple((*single.items(), *case) for case in products(outer, lists)),

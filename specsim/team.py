@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 NAME = "specsim.yaml"
 VARIABLE = "SPECSIM_CONFIG"
 SCENARIO = "scenario"
-ACCEPTANCE = ("accept_rate", "accept_length", "accept_per_position", "accept_profile")
+ACCEPTANCE = ("accept_rate", "accept_length", "accept_per_position", "accept_profile", "accept_histogram")
 DRAFTING = ("draft", "draft_tokens", "num_steps", "topk", *ACCEPTANCE)
 LAUNCH = ("sglang_args", "vllm_args")
 SAID_BY_LAUNCH = (*LAUNCH, "model", "draft", "engine", "tp", "ep", "dp_attention", "method", "draft_tokens", "num_steps", "topk")  # fmt: skip

@@ -26,7 +26,7 @@ from typing import Any, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.errors import InputError
+from specsim.errors import InputError, as_fraction
 
 Ints = NDArray[np.int64]
 PS = 10**12  # picoseconds a second
@@ -58,9 +58,7 @@ class Lengths:
         if not 1 <= self.most <= MOST_TOKENS:
             raise InputError(f"{self.most} tokens a request", where="token counts", mend=f"give 1 to {MOST_TOKENS:,}")
         if not 0 <= self.ratio <= 1:
-            raise InputError(
-                f"{self.ratio:g} is not in [0, 1]", where="--range-ratio", mend="1 makes all requests alike"
-            )
+            raise InputError(f"{self.ratio:g} is not in [0, 1]", where="--range-ratio", mend=as_fraction(self.ratio))
 
     @property
     def least(self) -> int:

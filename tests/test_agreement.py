@@ -120,7 +120,7 @@ def test_a_number_that_the_second_lacks_is_no_agreement(capsys, tmp_path: Path):
         (["diff", "2x-h200"], "give two profiles"),
         (["diff", "2x-h200", "8x-h200", "8x-h100", "--batch", "2"], "give two profiles"),
         (["diff", "2x-h200", "8x-h200", "--within", "3%"], "needs a scenario"),
-        (["diff", "2x-h200", "8x-h200", "--batch", "2", "--within", "3"], "write 10% or 0.1"),
+        (["diff", "2x-h200", "8x-h200", "--batch", "2", "--within", "3"], "write 3% or 0.03"),
         (
             ["diff", "2x-h200", "1x-h200", "--model", "Llama-3.1-8B", "--tp", "2"],
             "needs more GPUs than the 1 of 1x-h200",

@@ -1359,6 +1359,14 @@ def test_bad_input_is_one_line(specsim, arguments, said):
     assert len(err.strip().splitlines()) == 1
 
 
+def test_a_headroom_may_be_given_in_per_cent(specsim):
+    per_cent, share = (json.loads(specsim(*BASE, "--headroom", text, "--json")[1]) for text in ("150%", "0.1"))
+    assert per_cent["choices"][0]["headroom"] >= 1.5
+    assert share["choices"] == json.loads(specsim(*BASE, "--headroom", "10%", "--json")[1])["choices"]
+    with pytest.raises(InputError, match=r"for 10 % give 0\.1"):
+        specsim_plan("Llama-3.1-8B", hardware="1x-h200", rate=2, headroom=10)
+
+
 def test_an_acceptance_of_plain_decoding_is_said_to_be_left_out() -> None:
     note = "--accept-rate has no meaning without speculation and is left out"
     options = {"model": "Qwen3-8B", "hardware": "1x-h200", "method": "none", "accept_rate": 0.6}

@@ -690,6 +690,13 @@ def test_speculation_without_acceptance_is_an_error() -> None:
         server_of(scenario(), machine_of(scenario()))
 
 
+def test_a_histogram_of_plain_decoding_is_said_to_be_left_out() -> None:
+    found = specsim.simulate(
+        "Llama-3.1-8B", hardware="1x-h200", method="none", rate=1, num_requests=2, accept_histogram=(1, 2)
+    )
+    assert "--accept-histogram has no meaning without speculation and is left out" in found.warnings
+
+
 @pytest.mark.parametrize("histogram", [[], [0, 0], [-1, 2], [1, 1, 1, 1], [float("nan"), 1]])
 def test_bad_histograms(histogram: list[float]) -> None:
     with pytest.raises(InputError, match="--accept-histogram"):

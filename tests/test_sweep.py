@@ -53,6 +53,12 @@ def small_spec(**changes: object) -> Spec:
     return Spec(**{**values, **changes})  # type: ignore[arg-type]
 
 
+def test_rows_that_are_in_a_file_are_not_asked_for_again(specsim, tmp_path):
+    code, _, err = specsim("sweep", "--batch", "1:3000", "--rows", "--out", str(tmp_path / "x.csv"))
+    assert code == 2
+    assert f"leave it out: {tmp_path / 'x.csv'} holds them" in err
+
+
 def test_draft_lengths_beside_a_launch_line_are_all_swept():
     line = "--model-path meta-llama/Llama-3.1-8B-Instruct --speculative-algorithm EAGLE3 --speculative-num-steps 3"
     found = swept.sweep(hardware="1x-h200", draft_tokens=range(2, 6), tp=1, accept_rate=0.6, sglang_args=line)

@@ -202,6 +202,8 @@ def _plan(options: dict[str, Any]) -> tuple[Plan, str]:
     port = options["master"].rpartition(":")[2]
     if nodes > 1 and not (":" in options["master"] and port.isdigit() and 0 < int(port) < 2**16):
         raise InputError("needs --master HOST:PORT, the same on every node", where="--nnodes")
+    if nodes == 1 and options["master"]:
+        raise InputError("is about several nodes", where="--master", mend="give --nnodes too, or leave it out")
     if options["node_rank"] >= nodes:
         mend = "nodes are numbered from 0; give --nnodes on each"
         raise InputError(f"no node {options['node_rank']} among {nodes}", where="--node-rank", mend=mend)

@@ -46,7 +46,8 @@ class Percent(Share):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         number: float = super().convert(value, param, ctx)
         if not 0 <= number < (10 if str(value).strip().endswith("%") else 1):
-            self.fail(f"{value!r} is out of range; write 10% or 0.1", param, ctx)
+            meant = number if 1 <= number < 1000 and "%" not in str(value) else 10
+            self.fail(f"{value!r} is out of range; write {meant:g}% or {meant / 100:g}", param, ctx)
         return number
 
 

@@ -11,6 +11,7 @@ import click
 from specsim.commands.common import (
     Meter,
     OutFile,
+    Percent,
     Share,
     draw,
     json_option,
@@ -25,7 +26,7 @@ from specsim.names import PERCENTILES, flag_of
 
 LISTS = ("hardware", "tp", "ep", "draft_tokens")
 FIXED = ("batch", "context", "num_steps", "topk")  # what the load and the plan set
-INPUT, OUTPUT = 1024, 256  # as specsim.planned has them
+REQUESTS, INPUT, OUTPUT = 2000, 1024, 256  # as specsim.planned has them
 
 
 def lists_of_some(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -69,16 +70,23 @@ def lists_of_some(command: Callable[..., Any]) -> Callable[..., Any]:
     "--hysteresis", type=Share(), default=0.03, metavar="F", help="Gain that a switch must bring; default 0.03."
 )
 @click.option(
-    "--headroom", type=Share(), default=0.1, metavar="F", help="Share by which the rate may grow; default 0.1."
+    "--headroom",
+    type=Percent(),
+    default=0.1,
+    metavar="F",
+    help="Share by which the rate may grow, as 0.2 or 20%; default 0.1.",
 )
 @click.option("--max-gpus", type=COUNT, metavar="N", help="GPUs there are at most; default any number.")
 @click.option("--price-per-gpu-hour", type=float, metavar="P", help="Give the cost of a million output tokens.")
 @click.option("--policy", type=OutFile(), metavar="FILE", help="Write when to switch, as --engine reads it (JSON).")
 @click.option("--simulate", is_flag=True, help="Confirm the plan by simulating one replica.")
 @click.option(
-    "--num-requests", type=COUNT, default=2000, metavar="N", help="Requests of the simulation; default 2,000."
+    "--num-requests",
+    type=COUNT,
+    metavar="N",
+    help=f"Requests of the simulation; default {REQUESTS:,}; a trace is played whole.",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, metavar="N", help="Seed of the simulation; default 0.")
+@click.option("--seed", type=click.IntRange(min=0), metavar="N", help="Seed of the simulation; default 0.")
 @plot_option("GPUs or cost of each choice, and what a drafter must reach")
 @json_option
 def command(as_json: bool, plot: Path | None, **options: Any) -> int:

@@ -116,8 +116,8 @@ REQUESTS, INPUT, OUTPUT = 1000, 1024, 256  # as specsim.simulated has them
 def command(as_json: bool, **options: Any) -> None:
     """Simulate a server under load: latencies, throughput, goodput, batch and queue over time.
 
-    Step times come from the cost model of `specsim predict`; JSON has the field names of bench_serving. --batch and
-    --context play no part: the load sets them. Most options take a list or a range (--rate 5:40:5 --seed 1:5): then a row for
+    Step times come from the cost model of `specsim predict`; JSON has the field names of bench_serving. The load sets
+    batch and context. Most options take a list or a range (--rate 5:40:5 --seed 1:5): then a row for
     every combination.
 
     \b

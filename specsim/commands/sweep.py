@@ -68,9 +68,8 @@ def command(
     if rows and result.rows is None:
         from specsim.errors import InputError
 
-        raise InputError(
-            f"{result.digest.configurations:,} rows are too many to show", where="--rows", mend="give --out FILE"
-        )
+        mend = "give --out FILE" if out is None else f"leave it out: {out} holds them"
+        raise InputError(f"{result.digest.configurations:,} rows are too many to show", where="--rows", mend=mend)
     from specsim.sweep_text import page
 
     show(page(result, rows))
