@@ -51,12 +51,14 @@ def _choices(p: Planned) -> Grid:
     cost = () if price is None else (">cost/M",)
     which = p.plan.targets.percentile
     tpot, ttft = (f">{name} ms" if which is None else f">{which} {name} ms" for name in ("TPOT", "TTFT"))
-    heads = ("hardware", ">TP", ">EP", ">draft tokens", ">cap", ">GPUs", ">replicas", ">req/s each", tpot, ttft, ">batch", ">spare", *cost)  # fmt: skip
+    spare = ">spare" if p.met else ">miss"
+    heads = ("hardware", ">TP", ">EP", ">draft tokens", ">cap", ">GPUs", ">replicas", ">req/s each", tpot, ttft, ">batch", spare, *cost)  # fmt: skip
     rows = [_row(c, p) for c in p.plan.choices[:SHOWN]]
-    for at, usual in ((4, ""), (2, "1")):  # no cap on running requests; EP 1
-        if all(row[at] == usual for row in rows):
-            heads, rows = (*heads[:at], *heads[at + 1 :]), [(*row[:at], *row[at + 1 :]) for row in rows]
-    return grid(heads, rows, keys=heads.index(">GPUs"))
+    rows = [(*row, *("",) * (len(heads) - len(row))) for row in rows]
+    usual = {">EP": "1", ">GPUs": "no"}  # every other column says nothing where all of it is empty
+    kept = [i for i, head in enumerate(heads) if any(row[i] != usual.get(head, "") for row in rows)]
+    heads, rows = tuple(heads[i] for i in kept), [tuple(row[i] for i in kept) for row in rows]
+    return grid(heads, rows, keys=heads.index(">draft tokens") + 1 + (">cap" in heads))
 
 
 def _row(c: Choice, p: Planned) -> tuple[str, ...]:
@@ -67,7 +69,7 @@ def _row(c: Choice, p: Planned) -> tuple[str, ...]:
     at = c.seen or c.point
     times = ("", "", "") if at is None else (f"{at.tpot_s[0] * 1e3:,.1f}", f"{at.ttft_s[0] * 1e3:,.0f}", f"{at.running[0]:.1f}")  # fmt: skip
     if not c.replicas:
-        return (*row, "no", missed(c), "0", *times)
+        return (*row, "no", "", "", *times, missed(c))
     cost = () if price is None else (short(c.cost_per_million(p.plan.rate, p.plan.requests.output_tokens, price), 3),)
     return (*row, f"{c.gpus:,}", f"{c.replicas:,}", short(c.rate_each, 3), *times, room(c, p.plan.rate), *cost)
 
@@ -109,14 +111,14 @@ def _targets(p: Planned) -> Grid:
     loads = list(dict.fromkeys((t.load, t.batch) for t in found.drafter_targets))
     rows = []
     for d in dict.fromkeys(t.draft_tokens for t in found.drafter_targets):
-        rows.append((str(d), *(_rates(t) for t in found.drafter_targets if t.draft_tokens == d)))
+        rows.append((str(d), *(_rates(t, found.targets.given) for t in found.drafter_targets if t.draft_tokens == d)))
     where = f"accept rate a drafter must reach, on {s.profile.name}, TP {s.parallel.tp}"
-    title = f"{where}: break-even | {found.speedup:g}x | the targets"
+    title = f"{where}: break-even | {found.speedup:g}x{' | the targets' if found.targets.given else ''}"
     return grid((">draft tokens", *(f">{load:.0%} load, batch {batch}" for load, batch in loads)), rows, title)
 
 
-def _rates(t: Target) -> str:
-    rates = (t.breakeven_rate, t.speedup_rate, t.target_rate)
+def _rates(t: Target, targets: bool) -> str:
+    rates = (t.breakeven_rate, t.speedup_rate, *((t.target_rate,) if targets else ()))
     return " | ".join("none" if rate is None else f"{rate:.2f}" for rate in rates)
 
 

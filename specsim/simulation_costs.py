@@ -274,11 +274,13 @@ def cache_limits(s: Scenario, running: int) -> tuple[int, int]:
     left = capacity - weights
     dp = s.parallel.dp
     if left <= a_token + state:
-        of = f"{share:g} of " if share else ""
+        there = f"{capacity / 1e9:.1f} of {s.profile.gpu.memory_gb:g} GB can be used"
+        wider = s.parallel.tp < s.profile.gpus
+        raises = (["raise that share"] if share else []) + (["raise --tp"] if wider else [])
         raise InputError(
-            f"{s.model.name} does not fit: {weights / 1e9:.1f} GB of weights on {of}a GPU of {s.profile.gpu.memory_gb:g} GB",
+            f"{s.model.name} does not fit: {weights / 1e9:.1f} GB of weights a GPU, {there}",
             where="memory",
-            mend=f"{'raise that share or' if share else 'raise'} --tp, or take another --hardware",
+            mend=", or ".join([*raises, "take another --hardware"]),
         )
     if state:
         running = min(running, max(1, int(STATE_SHARE * left / state)) * dp)

@@ -36,10 +36,15 @@ class Targets:
                 raise InputError(
                     f"no percentile {self.percentile!r}", where="--percentile", mend=f"one of {', '.join(PERCENTS)}"
                 )
-            if self.ttft_ms is None and self.tpot_ms is None:
+            if not self.given:
                 raise InputError(
                     "is about targets", where="--percentile", mend="give --ttft-ms or --tpot-ms, or leave it out"
                 )
+
+    @property
+    def given(self) -> bool:
+        """Whether there is any."""
+        return self.ttft_ms is not None or self.tpot_ms is not None
 
     def seen(self, server: Server, rate: ArrayLike) -> steady.Point:
         """What is compared with them, at arrival rates: a point of means, or with times of the percentile in their places."""

@@ -758,7 +758,28 @@ def test_large_numbers_of_gpus_and_misses_are_legible():
     assert re.search(r"\d,\d{3} GPUs: \d,\d{3} replicas", many)
     missed = str(specsim_plan("Llama-3.1-8B", hardware="1x-h200", method="none", rate=1, tpot_ms=0.01))
     (times,) = re.findall(r"The nearest miss is (\d+) times a target", missed)
-    assert f"no  {times} times" in missed, "the table says it as the verdict does"
+    assert re.search(rf"1x-h200 .* {times} times\n", missed), "the table says it as the verdict does"
+
+
+def test_a_table_of_misses_holds_what_there_is_to_say_in_80_columns():
+    """GPUs and replicas of a choice that meets nothing are no numbers: the miss and its times are."""
+    options = {
+        "hardware": ["8x-h100", "8x-rtx-pro-6000"],
+        "tp": [4, 8],
+        "ep": [1, 2],
+        "rate": 1000,
+        "price_per_gpu_hour": 2,
+    }
+    found = specsim_plan("Qwen3-30B-A3B", method="none", ttft_ms=1, tpot_ms=1, percentile="p99", **options)
+    table = str(found).split("\n\n")[2].splitlines()
+    first = next(i for i, line in enumerate(table) if line.startswith("8x-h100"))
+    head = " ".join(table[:first]).split()
+    assert head[-1] == "miss"
+    assert not {"GPUs", "replicas", "spare", "cost/M"} & set(head)
+    assert all(len(line) <= 80 and line.endswith("times") for line in table[first:])  # every choice in one line
+    box = {"hardware": "8x-h100", "tp": 8, "rate": 1}
+    shown = (" ".join(str(specsim_plan("Qwen3-30B-A3B", **box, **asked)).split()) for asked in ({"tpot_ms": 20}, {}))
+    assert ["break-even | 1.5x | the targets" in text for text in shown] == [True, False]
 
 
 def test_two_states_of_one_box_are_two_boxes(tmp_path, monkeypatch):
