@@ -35,6 +35,8 @@ def page(result: Result, rows: bool = False) -> Page:
             yield from _case(result, index)
         if len(result.cases) > CASES:
             yield Line(f"{len(result.cases) - CASES} more cases: --json or --out holds them", "faint")
+        if len(result.spec.acceptance) > 1 and result.digest.breakeven:
+            yield Line("maps of the other acceptances: give one of them alone; --json and --out hold all", "faint")
         if result.spec.kind:
             yield from _front(result)
     for warning in result.warnings:
@@ -63,16 +65,23 @@ def _case(result: Result, index: int) -> Iterator[Line | Grid]:
 def _best(result: Result, index: int) -> tuple[str, dict[tuple[int, int], str]]:
     """Title and cells by (batch, context): the best setting and its speedup, at the middle acceptance."""
     found = [x for x in result.digest.best or [] if x["case"] == index]
-    accepts = list(dict.fromkeys(str(x["acceptance"]) for x in found))
-    middle = accepts[len(accepts) // 2]
+    middle = _middle(found)
 
     def cell(x: dict[str, Any]) -> str:
         if x["setting"] in ("-", "off"):
             return "does not fit" if x["setting"] == "-" else "off"
         return f"{x['setting']}  {x['speedup']:.2f}x"
 
-    title = f"best draft tokens, and speedup, at accept {result.spec.kind.replace('_', ' ')} {middle}"
+    several = len(result.spec.acceptance)
+    of = f", the middle of {several}" if several > 1 else ""
+    title = f"best draft tokens, and speedup, at accept {result.spec.kind.replace('_', ' ')} {middle}{of}"
     return title, {(x["batch"], x["context"]): cell(x) for x in found if str(x["acceptance"]) == middle}
+
+
+def _middle(found: Collection[Mapping[str, Any]]) -> str:
+    """The acceptance that one table shows of several."""
+    accepts = list(dict.fromkeys(str(x["acceptance"]) for x in found))
+    return accepts[len(accepts) // 2]
 
 
 def _breakeven(found: list[dict[str, Any]]) -> tuple[str, dict[tuple[int, int], str]]:
@@ -90,7 +99,9 @@ def _front(result: Result) -> Iterator[Line | Grid]:
     fronts = [front for front in result.pareto() if front["points"]]  # none where nothing fits
     if not fronts:
         return
-    chosen = fronts[len(fronts) // 2]
+    middle = _middle(fronts)  # as the maps have it
+    alike = [front for front in fronts if str(front["acceptance"]) == middle]
+    chosen = alike[len(alike) // 2]
     points = chosen["points"]
     step = max(1, -(-len(points) // POINTS))
     labels = {index: case.labels() for index, case in result.cases.items()}

@@ -59,6 +59,17 @@ def test_rows_that_are_in_a_file_are_not_asked_for_again(specsim, tmp_path):
     assert f"leave it out: {tmp_path / 'x.csv'} holds them" in err
 
 
+def test_a_map_of_one_of_several_acceptances_says_so():
+    box = {"model": "Llama-3.1-8B", "hardware": "1x-h200", "draft_tokens": [3, 4]}
+    shown = str(swept.sweep(accept_rate=[0.5, 0.6, 0.7], **box))
+    assert "at accept rate 0.6, the middle of 3" in " ".join(shown.split())
+    shown_of_two = str(swept.sweep(accept_rate=[0.5, 0.6, 0.7], context=[1000, 8000], **box))
+    assert shown_of_two.count("accept rate 0.6") == 2  # the map's and the front's
+    assert "maps of the other acceptances: give one of them alone" in shown
+    for none in ({"accept_rate": 0.6}, {"accept_rate": [0.5, 0.6], "method": "none"}):
+        assert "the other acceptances" not in str(swept.sweep(**none, **box))
+
+
 def test_draft_lengths_beside_a_launch_line_are_all_swept():
     line = "--model-path meta-llama/Llama-3.1-8B-Instruct --speculative-algorithm EAGLE3 --speculative-num-steps 3"
     found = swept.sweep(hardware="1x-h200", draft_tokens=range(2, 6), tp=1, accept_rate=0.6, sglang_args=line)
