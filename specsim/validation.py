@@ -96,13 +96,19 @@ def _check_ranks(config: dict[str, Any], setup: Setup) -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Raises WorkError when a record could not be written there."""
+    """Raises WorkError when a record could not be written there. A folder that is made for that is there with its first
+    record: a server that does not answer leaves none."""
     probe = folder / ".specsim-probe"
+    made = [part for part in (folder, *folder.parents) if not part.exists()]
     try:
         write_atomically(probe, "x" * 65536)
+        probe.unlink()
     except WorkError as error:
         raise WorkError(str(error).replace(str(probe), str(folder))) from None
-    probe.unlink(missing_ok=True)
+    finally:
+        for part in made:
+            with contextlib.suppress(OSError):  # another has put something there
+                part.rmdir()
 
 
 def free_name(folder: Path, name: str) -> str:

@@ -12,6 +12,7 @@ import pytest
 from fake_server import FakeServer
 
 from specsim import live
+from specsim.cli import main
 from specsim.errors import InputError, WorkError
 from specsim.kernels import kernel_table, profile
 from specsim.live import (
@@ -27,7 +28,7 @@ from specsim.live import (
 )
 from specsim.measure import Plan, growth, lengths_for, logged, measure, slope
 from specsim.records import Point, Record
-from specsim.validation import run_url
+from specsim.validation import check_folder, run_url
 
 PLAN = Plan(min_repeats=2, max_repeats=2, lengths=(4, 8, 16, 24))
 
@@ -313,6 +314,31 @@ def test_nobody_listens() -> None:
         url = server.url
     with pytest.raises(ServerError, match="connection refused"):
         identify(Client(url))
+
+
+@pytest.mark.parametrize("fault", [None, "loading", "proxy"])
+def test_a_server_that_does_not_answer_leaves_no_folder(
+    fault: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with FakeServer(fault=fault) as server:
+        url = server.url
+        if fault:
+            with pytest.raises(SystemExit, match="1"):
+                main(["validate", "--url", url, "--batch", "1", "--quick"])
+    if not fault:  # it is gone by now
+        with pytest.raises(SystemExit, match="1"):
+            main(["validate", "--url", url, "-o", "a/b"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_was_there_stays(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "new" / "deep"):
+        check_folder(folder)
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").write_text("")
+    with pytest.raises(WorkError, match="cannot be written"):
+        check_folder(tmp_path / "file" / "runs")
 
 
 @pytest.mark.parametrize("url", ["ftp://x", "http://", "http://h:port", "http://user:pw@h:1"])
