@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from specsim.pages import Line, Page, grid
 from specsim.quantities import counted, short
-from specsim.replay import Pair, Result
+from specsim.replay import PHASES, Pair, Result
 
 PAIRS = 20  # of the worst that are shown
 
@@ -22,12 +22,15 @@ def page(result: Result) -> Page:
     yield grid(("phase", ">n", ">median error", ">worst", ">in 80 % interval"), phases)
     yield Line()
     rows = []
-    for p in _worst(result)[:PAIRS]:
+    listed = _worst(result)
+    for p in listed[:PAIRS]:
         error = f"{p.error:+.1%}{' ' if p.covered else '*'}"
         times = (short(p.observed), short(p.predicted), f"{short(p.low)}..{short(p.high)}")
         rows.append((p.record, p.phase, f"{p.batch}, {p.context}", error, *times))
     heads = ("record", "phase", ">batch, context", ">error ", ">observed", ">predicted", ">80 % interval")
-    yield grid(heads, rows, "worst first", keys=3)
+    without = [phase for phase in PHASES if len(result.of(phase)) > sum(p.phase == phase for p in listed)]
+    follow = f", without {' and '.join(without)}, which follow from their steps" if without else ""
+    yield grid(heads, rows, f"worst first{follow}", keys=3)
     if len(result.pairs) > len(rows):
         yield Line(f"{counted(len(result.pairs) - len(rows), 'more pair')}: --json lists all.", "faint")
     units = "Times in ms, throughput in tokens a second, break_even in tokens a cycle."
