@@ -767,6 +767,8 @@ def _vllm(read: _Reader) -> dict[str, Any]:
     options = _plain("vllm", read)
     if read.text("--max-model-len") not in (None, "auto", "-1"):
         options["context_length"] = read.whole("--max-model-len")
+    if isinstance(backend := read.json("--attention-config").get("backend"), str):
+        options.setdefault("attention_backend", backend)
     if "VLLM_ATTENTION_BACKEND" in read.env:
         options.setdefault("attention_backend", read.env["VLLM_ATTENTION_BACKEND"])
     if dp > 1 and experts:

@@ -129,7 +129,7 @@ class Scenario:
         tree = self.topk > 1 or (self.method == "ngram" and bool(self.engine.policy.get("ngram_tree")))
         if phase not in ("draft", "verify") or not tree:
             return 0
-        kind = "mla" if any(a.attention and a.attention.kind == "mla" for a, _ in self.model.layers) else "gqa"
+        kind = _attention(self.model)
         capability = self.profile.gpu.compute_capability
         default = (
             self.engine.default_attention_backend(kind, capability, self.topk) if self.engine.name == "sglang" else ""
@@ -295,6 +295,8 @@ def build(
     if kind != "none" and not options.get("disable_cuda_graph"):
         warnings += _unlike(eager)
     _cap(described, options, rows, kind, warnings)
+    usual = described.default_attention_backend(_attention(target), profile.gpu.compute_capability, branch)
+    warnings += _other_attention(options, usual)
     target = _served(target, options, warnings)
     known_routing = parse(routing) if isinstance(routing, str) else routing
     return Scenario(
@@ -552,6 +554,19 @@ def _served(model: Model, options: Mapping[str, Any], warnings: list[str]) -> Mo
             f"--quantization {wanted} of unquantised weights is not modelled: {model.name} is priced as its config.json has it"
         )
     return model
+
+
+def _attention(model: Model) -> str:
+    """What an engine chooses its attention backend by."""
+    return "mla" if any(a.attention and a.attention.kind == "mla" for a, _ in model.layers) else "gqa"
+
+
+def _other_attention(options: Mapping[str, Any], usual: str) -> Iterator[str]:
+    """Said where a line names another attention backend than the one whose kernels profiles time."""
+    named = (options.get(name) for name in ("attention_backend", "decode_attention_backend"))
+    others = {str(name) for name in named if name and str(name).casefold().removesuffix("_vllm_v1") != usual}
+    if others:
+        yield f"attention is priced as the engine's default here, {usual}, has it: what {' and '.join(sorted(others))} takes is not known"
 
 
 def _show(values: Array) -> str:

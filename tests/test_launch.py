@@ -128,6 +128,33 @@ class TestForms:
         with pytest.raises(InputError, match="is no flag of"):
             scenario(**{f"{engine}_args": f"Qwen3-8B {flag}" if engine == "vllm" else f"--model Qwen3-8B {flag}"})
 
+    def test_flags_of_vllm_that_take_several_names(self) -> None:
+        """`str | list[str]` of its configs takes one or more (`get_kwargs`, engine/arg_utils.py)."""
+        launch = read_launch("vllm", "serve m --served-model-name a b --ignore-patterns x y --max-num-seqs 4")
+        assert launch.options["model"] == "m"
+        assert launch.notes == ()
+        assert ("--served-model-name", "a", "b") in launch.flags
+
+    @pytest.mark.parametrize(
+        ("line", "other"),
+        [
+            ({"sglang_args": "--model-path Qwen3-8B --attention-backend triton"}, "fa3, has it: what triton takes"),
+            ({"sglang_args": "--model-path Qwen3-8B --decode-attention-backend flashinfer"}, "what flashinfer takes"),
+            ({"vllm_args": "Qwen3-8B --attention-backend TRITON_ATTN"}, "flash_attn, has it: what TRITON_ATTN takes"),
+            ({"vllm_args": "Qwen3-8B --attention-config.backend FLASHINFER"}, "what FLASHINFER takes"),
+            ({"vllm_args": "VLLM_ATTENTION_BACKEND=FLASHINFER vllm serve Qwen3-8B"}, "what FLASHINFER takes"),
+            ({"vllm_args": "Qwen3-8B --attention-backend FLASH_ATTN"}, ""),
+            ({"sglang_args": "--model-path Qwen3-8B --attention-backend fa3"}, ""),
+            ({"sglang_args": "--model-path Qwen3-8B"}, ""),
+        ],
+    )
+    def test_another_attention_backend_than_the_default_is_said_to_be_unknown(
+        self, line: dict[str, str], other: str
+    ) -> None:
+        said = [w for w in scenario(hardware="1x-h200", **line).warnings if "attention is priced" in w]
+        assert len(said) == bool(other)
+        assert all(other in w for w in said)
+
     def test_the_line_of_another_engine_is_told_for_what_it_is(self) -> None:
         """`--model-path` is a flag of SGLang, and nothing like it is one of vLLM."""
         with pytest.raises(
