@@ -280,5 +280,7 @@ def _notes(requests: Iterable[Requests] | Trace, run: Simulation, steps: float) 
     skipped = requests.skipped if isinstance(requests, Trace) else 0
     if skipped:
         yield left_out(skipped)
+    if isinstance(requests, Trace) and requests.coarse_s and not requests.spread_s:
+        yield f"times of the trace are multiples of {requests.coarse_s:g} s, and requests of one time come together: --spread {requests.coarse_s:g} spreads them"
     if not run.compiled and steps > 20 * SMALL:
         yield "numba is not installed, so this ran in plain Python: pip install 'specsim[fast]' is over 100 times faster"

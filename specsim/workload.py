@@ -187,7 +187,7 @@ class Trace:
     `limit`: requests to read at most. `speed`: 2 makes arrivals come twice as fast. `spread_s`: times in the file are
     whole multiples of so many seconds, and requests of one time are spread evenly at random over it (seeded). Rows
     without input or output tokens are failed requests: left out and counted in `skipped`; `longest`: tokens of the longest
-    request that was read. Plain or .gz. The file's
+    request that was read; `grid_ms`: what all of its times are multiples of, and `together`: requests at the time of the one before. Plain or .gz. The file's
     head is read at once, so a wrong file raises InputError here; a bad row raises it while iterating.
     """
 
@@ -199,7 +199,7 @@ class Trace:
         if not (math.isfinite(spread_s) and spread_s >= 0):
             raise InputError(f"{spread_s:g} is not a time", where="--spread", mend="give seconds, 0 or more")
         self.path, self.limit, self.speed, self.spread_s, self.seed = path, limit, speed, spread_s, seed
-        self.skipped = self.longest = 0
+        self.skipped = self.longest = self.together = self.grid_ms = 0
         if self.path.exists() and not (self.path.is_file() or self.path.is_dir()):
             mend = "write it to a file first, and give that"
             raise InputError("is a pipe, and a trace is read more than once", where=str(self.path), mend=mend)
@@ -207,7 +207,7 @@ class Trace:
             self.layout, self.is_json = self._recognise(file)
 
     def __iter__(self) -> Iterator[Requests]:
-        self.skipped = self.longest = 0
+        self.skipped = self.longest = self.together = self.grid_ms = 0
         generator = np.random.default_rng(self.seed)
         rows = self._rows()
         done, before = 0, 0
@@ -224,6 +224,11 @@ class Trace:
             failed = f" that have input and output tokens, and {self.skipped:,} that lack them" if self.skipped else ""
             raise InputError(f"has no requests{failed}", where=str(self.path), mend="give a trace with at least one")
 
+    @property
+    def coarse_s(self) -> float:
+        """The seconds that times are whole multiples of, from a second up, where requests share times; else 0."""
+        return self.grid_ms / 1000 if self.grid_ms >= 1000 and self.together else 0.0
+
     def _block(
         self, rows: Iterator[tuple[float, int, int]], most: int, generator: np.random.Generator
     ) -> Requests | None:
@@ -239,6 +244,9 @@ class Trace:
         if not arrival:
             return None
         seconds_ = np.asarray(arrival)
+        times = np.rint(seconds_ * 1000).astype(np.int64)
+        self.grid_ms = int(np.gcd.reduce(np.append(times, self.grid_ms)))
+        self.together += int((np.diff(times) == 0).sum())
         if self.spread_s:
             seconds_ = np.sort(seconds_ + generator.random(len(seconds_)) * self.spread_s)
         ps = np.rint(seconds_ / self.speed * PS).astype(np.int64)

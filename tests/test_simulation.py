@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -688,6 +689,15 @@ def test_a_model_that_does_not_fit() -> None:
 def test_speculation_without_acceptance_is_an_error() -> None:
     with pytest.raises(InputError, match="needs an acceptance"):
         server_of(scenario(), machine_of(scenario()))
+
+
+def test_a_trace_of_coarse_times_is_told_with_the_mend(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("\n".join(f'{{"timestamp": {t}, "input_length": 9, "output_length": 9}}' for t in (0, 3000, 3000)))
+    options = {"hardware": "1x-h200", "method": "none", "trace": trace}
+    note = "times of the trace are multiples of 3 s, and requests of one time come together: --spread 3 spreads them"
+    assert note in specsim.simulate("Llama-3.1-8B", **options).warnings
+    assert note not in specsim.simulate("Llama-3.1-8B", spread=3.0, **options).warnings
 
 
 def test_a_histogram_of_plain_decoding_is_said_to_be_left_out() -> None:

@@ -232,3 +232,25 @@ def test_files_that_are_no_traces(tmp_path: Path) -> None:
     for change in ({"speed": 0.0}, {"spread_s": -1.0}):
         with pytest.raises(InputError):
             Trace(write(tmp_path, OWN + "0,1,1\n"), **change)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("times", "coarse"),
+    [
+        ([0, 0, 3000, 3000, 9000], 3.0),
+        ([5000, 8000, 8000, 14000], 3.0),  # from any origin
+        ([0, 3000, 6000], 0.0),  # none at one time
+        ([0, 0, 3000, 3500], 0.0),
+        ([7000, 7000], 0.0),
+    ],
+)
+def test_times_that_several_requests_share_are_seen_to_be_coarse(
+    tmp_path: Path, times: list[int], coarse: float
+) -> None:
+    """Greatest common divisor of the times from the first one; below a second requests come apart enough."""
+    rows = (json.dumps({"timestamp": t, "input_length": 9, "output_length": 9}) for t in times)
+    trace = Trace(write(tmp_path, "\n".join(rows), "trace.jsonl"))
+    for _ in range(2):  # whoever reads it again
+        list(trace)
+        assert trace.coarse_s == coarse
+        assert trace.longest == 18
