@@ -41,6 +41,15 @@ def checkpoint(name: str) -> str:
     return _ids().get(name, name)
 
 
+def without_weights(s: Scenario) -> tuple[str, ...]:
+    """A note where a launch line names a drafter that ships as a shape alone: nobody can load it."""
+    name = s.names.get("draft_path") or s.names.get("draft", "")
+    shapes = {p.name for p in list_presets() if not p.hf_id}
+    if s.method == "none" or s.method in BUILT_IN or name not in shapes:
+        return ()
+    return (f"{name} is the shape of a drafter, without published weights: put the path of yours in the launch line",)
+
+
 @cache
 def _ids() -> dict[str, str]:
     return {p.name: p.hf_id for p in list_presets() if p.hf_id}

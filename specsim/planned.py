@@ -14,7 +14,7 @@ from specsim.asked import AModel, check_fields, with_model
 from specsim.choice import Choice
 from specsim.errors import InputError
 from specsim.files import write_atomically
-from specsim.launch_lines import sglang_adaptive, sglang_line, vllm_config, vllm_line
+from specsim.launch_lines import sglang_adaptive, sglang_line, vllm_config, vllm_line, without_weights
 from specsim.names import flag_of
 from specsim.pages import Shown
 from specsim.percentiles import Percentiles, percentiles
@@ -263,7 +263,7 @@ def plan(model: AModel | None = None, /, **options: Any) -> Planned:
     longest = math.ceil(requests.input_tokens + requests.output_tokens) if stats is None else stats.longest
     s = found.best.scenario
     long = too_long(s.model, s.options, longest, of_tokens(longest))
-    found = replace(found, warnings=(*notes, *of_trace, *long, *found.warnings))
+    found = replace(found, warnings=(*notes, *of_trace, *long, *without_weights(s), *found.warnings))
     return Planned(found, wanted, stats, _simulated(found, wanted, stats) if wanted.simulate and found.met else None)
 
 

@@ -1106,6 +1106,14 @@ def test_an_accept_length_is_that_of_the_line_s_draft_length():
         specsim_plan("Llama-3.1-8B", hardware=["1x-h200"], rate=5, accept_length=2.5)
 
 
+def test_a_drafter_that_is_a_shape_alone_is_told_where_a_line_names_it():
+    box = {"hardware": "8x-h200", "rate": 1, "accept_rate": 0.7, "draft_tokens": [4], "tp": 8}
+    note = "deepseek-v3-eagle3 is the shape of a drafter, without published weights: put the path of yours in the launch line"
+    assert note in specsim_plan("DeepSeek-R1", **box).plan.warnings
+    assert note not in specsim_plan("DeepSeek-R1", method="mtp", **box).plan.warnings
+    assert not any("shape" in w for w in specsim_plan("Llama-3.1-8B", **box).plan.warnings)
+
+
 def test_options_beside_a_launch_line_win_in_a_plan_too():
     found = specsim_plan(hardware=["8x-h100"], rate=5, sglang_args=LINE + " --tp 1", tp=[1, 2], accept_rate=0.6).plan
     assert "--tp wins over the launch line's 1" in found.warnings
