@@ -161,11 +161,9 @@ def options_of(values: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ..
         launch = read_launch(engine, line)
         launch.refuse_slips(f"--{engine}-args")
         asked = {**options, f"{engine}_args": without_secrets(line)}
-        said = {"tp": 1, "method": "none", **launch.options}  # the engines' own defaults
-        gone = {name for by in options for name in _displaced(by, options, said)}
-        said = {name: value for name, value in said.items() if name not in gone}
         notes = (*launch.notes, *overruled(launch.options, options))
-        options = {**said, "flags": launch.flags, "engine": engine, **options, "asked": asked}
+        said = {"tp": 1, "method": "none", **launch.options}  # the engines' own defaults
+        options = {**beside(said, options), "flags": launch.flags, "engine": engine, "asked": asked}
         if "model" not in options:
             notes = (*notes, "the launch line names no model: the default one is priced")
         if options.get("method") == "none" and "method" not in asked and "draft_tokens" in asked:
@@ -176,6 +174,12 @@ def options_of(values: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ..
         if launch.unknown:
             notes = (*notes, f"flags not known, left out: {', '.join(launch.unknown)}")
     return options, notes
+
+
+def beside(said: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """What a launch line says with the options beside it, which win, and take with them what it says of the same."""
+    gone = {name for by in given for name in _displaced(by, given, said)}
+    return {**{name: value for name, value in said.items() if name not in gone}, **given}
 
 
 def _displaced(by: str, options: Mapping[str, Any], said: Mapping[str, Any]) -> tuple[str, ...]:
@@ -206,7 +210,7 @@ def overruled(said: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[str, .
 def _same(given: Any, said: Any) -> bool:
     """Whether an option and a launch line say one thing; models go by their names."""
     if isinstance(said, (str, Mapping)):
-        return _named(given) == _named(said)
+        return bool(_named(given) == _named(said))
     return set(np.ravel(given).tolist()) == set(np.ravel(said).tolist())
 
 

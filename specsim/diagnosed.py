@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from specsim.asked import NAMES, check_fields, check_numbers, scenario_of
+from specsim.asked import NAMES, beside, check_fields, check_numbers, overruled, scenario_of
 from specsim.diagnosis import Diagnosis, elsewhere
 from specsim.diagnosis import diagnose as weigh
 from specsim.errors import InputError, did_you_mean
@@ -133,7 +133,8 @@ def _scenario(evidence: Evidence, options: dict[str, Any], files: bool) -> tuple
         )
         return made, [*assumed, *_fitted(made)]
     settings, notes = launch_options(evidence.speculating)
-    merged = {**settings, **chosen}
+    notes = (*notes, *overruled({k: v for k, v in settings.items() if k != "hardware"}, chosen))
+    merged = beside(settings, chosen)
     for name, value in (("batch", evidence.batch), ("context", evidence.context)):
         if value and name not in merged:
             merged[name] = value

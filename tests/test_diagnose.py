@@ -217,6 +217,20 @@ def test_a_log_and_a_box_judge_times(capsys: pytest.CaptureFixture[str], tmp_pat
     assert max(w, key=lambda k: w[k]) == "allreduce-steep"
 
 
+def test_options_beside_a_log_win_over_its_settings_and_say_so(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "server.log"
+    file.write_text(log())
+    d = document(capsys, str(file), "--hardware", "8x-rtx-pro-6000", "--tp", "4", "--draft-tokens", "5")
+    assert (d["scenario"]["tp"], d["scenario"]["draft_tokens"]) == (4, 5)
+    said = " ".join(d["warnings"])
+    assert "--tp wins over the launch line's 8" in said
+    assert "--draft-tokens wins over the launch line's 3" in said
+    same = document(capsys, str(file), "--hardware", "8x-rtx-pro-6000", "--tp", "8", "--draft-tokens", "3")
+    assert "wins" not in " ".join(same["warnings"])
+
+
 def test_a_queue_means_admission(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "server.log"
     file.write_text(log(graph=True, batch=32, queue=60, lines=30))

@@ -10,6 +10,7 @@ import click
 
 from specsim.commands.common import (
     Meter,
+    OneOf,
     OutFile,
     Percent,
     Share,
@@ -60,7 +61,7 @@ def lists_of_some(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--tpot-ms", type=float, metavar="MS", help="Target: time per output token.")
 @click.option(
     "--percentile",
-    type=click.Choice(PERCENTILES),
+    type=OneOf(PERCENTILES),
     help="Of the requests that must meet the targets; default their mean.",
 )
 @click.option(
