@@ -274,13 +274,16 @@ def cache_limits(s: Scenario, running: int) -> tuple[int, int]:
     left = capacity - weights
     dp = s.parallel.dp
     if left <= a_token + state:
-        there = f"{capacity / 1e9:.1f} of {s.profile.gpu.memory_gb:g} GB can be used"
-        wider = s.parallel.tp < s.profile.gpus
-        raises = (["raise that share"] if share else []) + (["raise --tp"] if wider else [])
+        there = (
+            f"{share:g} of {s.profile.gpu.memory_gb:g}"
+            if share
+            else f"{capacity / 1e9:.1f} of {s.profile.gpu.memory_gb:g}"
+        )
+        raises = " or ".join(["that share"] * bool(share) + ["--tp"] * (s.parallel.tp < s.profile.gpus))
         raise InputError(
-            f"{s.model.name} does not fit: {weights / 1e9:.1f} GB of weights a GPU, {there}",
+            f"{s.model.name} does not fit: {weights / 1e9:.1f} GB of weights a GPU, {there} GB can be used",
             where="memory",
-            mend=", or ".join([*raises, "take another --hardware"]),
+            mend=f"raise {raises}, or take another --hardware" if raises else "take another --hardware",
         )
     if state:
         running = min(running, max(1, int(STATE_SHARE * left / state)) * dp)
