@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from specsim import steady
-from specsim.asked import AModel, check_fields, check_numbers, scenario, with_model
+from specsim.asked import AModel, check_fields, check_numbers, overruled, scenario, with_model
 from specsim.engines import running_flag
 from specsim.errors import InputError
 from specsim.launch_lines import read_ranges
@@ -255,10 +255,12 @@ def simulate(model: AModel | None = None, /, *, times: int = 1, **options: Any) 
         count=load.count if load.trace is None else 0,
     )
     longest = requests.longest if isinstance(requests, Trace) else sum(length.most for length in load.lengths)
+    chunk = s.options.get("chunked_prefill_size") or s.options.get("max_num_batched_tokens")
+    won = overruled({"chunk_tokens": chunk}, {"chunk_tokens": load.chunk_tokens}) if chunk and load.chunk_tokens else ()
     unused = (no_meaning("--accept-histogram"),) if load.accept_histogram is not None and s.method == "none" else ()
     long = too_long(s.model, s.options, longest, of_tokens(longest))
     said_of_run = (*run.warnings, *_notes(requests, run, steps), *of_states)
-    return Simulated(s, load, server, run, ranges, (*s.warnings, *unused, *long, *said_of_run))
+    return Simulated(s, load, server, run, ranges, (*s.warnings, *won, *unused, *long, *said_of_run))
 
 
 def check_rate(rate: float, replica: steady.Server, engine: str) -> None:

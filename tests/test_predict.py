@@ -85,6 +85,13 @@ def test_an_option_beside_a_launch_line_wins_and_is_told(given: dict[str, Any], 
     assert s.parallel.tp == given.get("tp", 1)
 
 
+def test_a_chunk_beside_a_launch_line_wins_and_is_told() -> None:
+    load = {"hardware": "8x-h100", "sglang_args": LINE, "method": "none", "rate": 1, "num_requests": 2}
+    said = specsim.simulate(**load, chunk_tokens=1024).warnings
+    assert "--chunk-tokens wins over the launch line's 2048" in said
+    assert not any("chunk" in w for w in specsim.simulate(**load, chunk_tokens=2048).warnings)
+
+
 @pytest.mark.parametrize(
     "line",
     [{"sglang_args": "--model-path Qwen3-8B --context-length 4096"}, {"vllm_args": "Qwen3-8B --max-model-len 4k"}],
