@@ -199,7 +199,7 @@ def overruled(said: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[str, .
     if "draft" in given and said.get("method") in DRAFTLESS:  # a drafter decides the method
         values["draft"] = said["method"]
     return tuple(
-        f"{flag_of(name)} wins over the launch line's {value}"
+        f"{flag_of(name)} wins over the launch line's {value}{', root included' if name == 'draft_tokens' else ''}"
         for name, value in values.items()
         if value is not False
         and not (name in ("method", "draft") and value == "none")

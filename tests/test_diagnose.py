@@ -226,7 +226,7 @@ def test_options_beside_a_log_win_over_its_settings_and_say_so(
     assert (d["scenario"]["tp"], d["scenario"]["draft_tokens"]) == (4, 5)
     said = " ".join(d["warnings"])
     assert "--tp wins over the launch line's 8" in said
-    assert "--draft-tokens wins over the launch line's 3" in said
+    assert "--draft-tokens wins over the launch line's 3, root included" in said
     same = document(capsys, str(file), "--hardware", "8x-rtx-pro-6000", "--tp", "8", "--draft-tokens", "3")
     assert "wins" not in " ".join(same["warnings"])
 

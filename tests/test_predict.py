@@ -69,7 +69,7 @@ LINE = (
     ("given", "said"),
     [
         ({"tp": 2}, ["--tp wins over the launch line's 1"]),
-        ({"draft_tokens": 6}, ["--draft-tokens wins over the launch line's 4"]),
+        ({"draft_tokens": 6}, ["--draft-tokens wins over the launch line's 4, root included"]),
         ({"num_steps": 2}, ["--num-steps wins over the launch line's 3"]),
         ({"method": "none"}, ["--method wins over the launch line's eagle3"]),
         ({"model": "Qwen3-8B", "method": "none"},

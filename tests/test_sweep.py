@@ -74,7 +74,7 @@ def test_draft_lengths_beside_a_launch_line_are_all_swept():
     line = "--model-path meta-llama/Llama-3.1-8B-Instruct --speculative-algorithm EAGLE3 --speculative-num-steps 3"
     found = swept.sweep(hardware="1x-h200", draft_tokens=range(2, 6), tp=1, accept_rate=0.6, sglang_args=line)
     assert [row["draft_tokens"] for row in found.rows] == [2, 3, 4, 5]
-    assert [w for w in found.warnings if "wins" in w] == ["--draft-tokens wins over the launch line's 4"]
+    assert [w for w in found.warnings if "wins" in w] == ["--draft-tokens wins over the launch line's 4, root included"]
 
 
 def all_records(spec: Spec) -> list[dict[str, object]]:
