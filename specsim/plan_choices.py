@@ -50,6 +50,8 @@ def choices(options: Mapping[str, Any]) -> tuple[list[Maker], tuple[int, ...], t
         notes += (no_meaning(f"--{accepted[0].replace('_', '-')}"),)
     base = {k: v for k, v in base.items() if k not in (*FIXED, "draft_tokens")}
     plain = {k: v for k, v in base.items() if k not in (*accepted, "draft")} | {"method": "none"}
+    if base.get("method") != "none" and "eager" in base:  # the phases of those that draft
+        plain["eager"] = tuple(phase for phase in base["eager"] if phase == "decode")
     makers: list[Maker] = []
     drafting: list[Maker] = []
     for box in boxes or (None,):

@@ -36,6 +36,7 @@ Array = NDArray[np.float64]
 FIELD_MODEL, FIELD_HARDWARE = "Kimi-K2.5", "8x-pcie-field"
 DEFAULT_CONTEXT, DEFAULT_DRAFT_TOKENS = 2048, 3
 NO_CAP = 2**31  # running requests
+LACKS = {"none": ("draft", "extend", "verify"), "ngram": ("draft", "extend")}  # phases, by method
 LIMITS = {
     "batch": 65536,
     "context": 16_777_216,
@@ -292,6 +293,13 @@ def build(
     if acceptance is not None and max(np.size(steps), np.size(tokens)) == 1:
         warnings += acceptance.warnings(_scalar(steps, "--num-steps"), branch, _scalar(tokens, "--draft-tokens"))
     _check_phases(eager)
+    warnings += (
+        f"method {kind} has no {phase}: --eager {phase} is left out"
+        for phase in sorted(eager)
+        if phase in LACKS.get(kind, ())
+    )
+    if described.name == "vllm" and branch > 1:
+        warnings.append("vLLM drafts chains alone: this tree is priced as if it could")
     if kind != "none" and not options.get("disable_cuda_graph"):
         warnings += _unlike(eager)
     _cap(described, options, rows, kind, warnings)

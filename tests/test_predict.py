@@ -85,6 +85,23 @@ def test_an_option_beside_a_launch_line_wins_and_is_told(given: dict[str, Any], 
     assert s.parallel.tp == given.get("tp", 1)
 
 
+def test_phases_that_a_method_lacks_and_trees_that_an_engine_lacks_are_told() -> None:
+    box = {"model": "Llama-3.1-8B", "hardware": "1x-h200"}
+
+    def said(**options: Any) -> list[str]:
+        return [w for w in specsim.scenario(**box, **options).warnings if "has no" in w or "chains alone" in w]
+
+    none = "method none has no verify: --eager verify is left out"
+    assert said(method="none", eager=("decode", "verify")) == [none]
+    assert said(method="ngram", eager=("draft", "verify")) == ["method ngram has no draft: --eager draft is left out"]
+    assert said(eager=("decode", "draft", "verify", "extend")) == []
+    assert none in specsim.plan(**box, rate=1, method="none", eager=("verify",)).plan.warnings
+    assert none not in specsim.plan(**box, rate=1, accept_rate=0.6, eager=("verify",)).plan.warnings
+    tree = {"topk": 4, "num_steps": 3, "draft_tokens": 8}
+    assert said(engine="vllm", **tree) == ["vLLM drafts chains alone: this tree is priced as if it could"]
+    assert said(**tree) == []
+
+
 def test_a_chunk_beside_a_launch_line_wins_and_is_told() -> None:
     load = {"hardware": "8x-h100", "sglang_args": LINE, "method": "none", "rate": 1, "num_requests": 2}
     said = specsim.simulate(**load, chunk_tokens=1024).warnings
