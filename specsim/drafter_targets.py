@@ -50,9 +50,10 @@ def targets_of_drafters(
     """Accept rates for break-even, `speedup` and the targets, by draft length and load, on the replicas of `best`.
 
     Break-even and speedup are those of `specsim predict` at the batch of that load; the target's is the lowest constant
-    rate from which on the closed form meets all targets. Empty when `drafting` does not speculate, or drafts trees.
+    rate from which on the closed form meets all targets. Empty when `drafting` does not speculate, or drafts trees, and for
+    answers of one token, which prefill gives.
     """
-    if drafting.method == "none" or drafting.topk > 1 or best.server is None:
+    if drafting.method == "none" or drafting.topk > 1 or best.server is None or best.server.requests.output_tokens <= 1:
         return []
     requests = best.server.requests
     each = rate / best.replicas if best.replicas else best.capacity / 2

@@ -51,6 +51,8 @@ class Percentiles:
     def sentence(self) -> str:
         """For people."""
         p50, p99, tpot, slow = (short(s * 1e3, 3) for s in astuple(self))
+        if not astuple(self)[-1]:  # answers of one token
+            return f"half of the requests see TTFT below {p50} ms, 99% below {p99} ms"
         return f"half of the requests see TTFT below {p50} and TPOT below {tpot} ms, 99% below {p99} and {slow} ms"
 
 

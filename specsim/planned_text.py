@@ -65,7 +65,7 @@ def _row(c: Choice, p: Planned) -> tuple[str, ...]:
     s, price = c.scenario, p.wanted.price_per_gpu_hour
     row = (s.profile.name, str(s.parallel.tp), str(s.parallel.ep), c.setting, f"{c.most:,}" if c.most else "")
     if c.server is None:
-        return (*row, "does not fit")
+        return (*row, "no", "", "", "", "", "", "does not fit")
     at = c.seen or c.point
     times = ("", "", "") if at is None else (f"{at.tpot_s[0] * 1e3:,.1f}", f"{at.ttft_s[0] * 1e3:,.0f}", f"{at.running[0]:.1f}")  # fmt: skip
     if not c.replicas:

@@ -782,6 +782,14 @@ def test_a_table_of_misses_holds_what_there_is_to_say_in_80_columns():
     assert ["break-even | 1.5x | the targets" in text for text in shown] == [True, False]
 
 
+def test_a_cut_that_does_not_fit_takes_one_line_and_answers_of_one_token_have_no_tokens_after_it():
+    shown = str(specsim_plan("Qwen3-32B", hardware="8x-h100", tp=[1, 8], rate=1, input_tokens=120_000, method="none"))
+    assert re.search(r"\n8x-h100 +1 +off +no +does not fit\n", shown)
+    shown = str(specsim_plan("Llama-3.1-8B", hardware="1x-h200", rate=1, output_tokens=1))
+    assert re.search(r"half of the requests see TTFT below \S+ ms, 99% below \S+ ms\n", shown)
+    assert "a drafter must reach" not in shown
+
+
 def test_two_states_of_one_box_are_two_boxes(tmp_path, monkeypatch):
     """A profile measured anew has the name of the old one. Each is priced by its own numbers, whichever comes first, and goes by
     its path."""
