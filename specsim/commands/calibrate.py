@@ -199,6 +199,8 @@ def _plan(options: dict[str, Any]) -> tuple[Plan, str]:
     names = {option: _names(options, option) for option in ("only", "skip", "kinds")}
     check_names(names["only"], names["skip"], names["kinds"])
     models, experts = _models(options), _experts(options)
+    if experts and names["only"] and "moe" not in names["only"]:
+        raise InputError("is about moe", where="--experts", mend="add it to --only, or leave --experts out")
     port = options["master"].rpartition(":")[2]
     if nodes > 1 and not (":" in options["master"] and port.isdigit() and 0 < int(port) < 2**16):
         raise InputError("needs --master HOST:PORT, the same on every node", where="--nnodes")
