@@ -29,7 +29,7 @@ def page(result: Result) -> Page:
         rows.append((p.record, p.phase, f"{p.batch}, {p.context}", error, *times))
     heads = ("record", "phase", ">batch, context", ">error ", ">observed", ">predicted", ">80 % interval")
     without = [phase for phase in PHASES if len(result.of(phase)) > sum(p.phase == phase for p in listed)]
-    follow = f", without {' and '.join(without)}, which follow from their steps" if without else ""
+    follow = f", without {' and '.join(without)} (the steps say it)" if without else ""
     yield grid(heads, rows, f"worst first{follow}", keys=3)
     if len(result.pairs) > len(rows):
         yield Line(f"{counted(len(result.pairs) - len(rows), 'more pair')}: --json lists all.", "faint")

@@ -133,6 +133,7 @@ WRONG = {
     "simulate --rate 1 --accept-rate 0.5 --accept-histogram 1,2": "acceptance is stated twice; give one of them",
     "sweep --accept-rate 50:60": "--accept-rate: 50 is not in [0, 1]; for 50 % give 0.5",
     "calibrate --cpu --only peak --experts 64,64,8,2": "--experts: is about moe; add it to --only, or leave --experts out",
+    "validate --launch --model Qwen3-8B --only x": "--only: says nothing with --launch; it is for --scenarios",
     "calibrate --cpu --master box:1": "--master: is about several nodes; give --nnodes too, or leave it out",
     "simulate --rate 1 --trace t.csv": "leave --rate out",
     "diagnose": "give --decode-ms and --verify-ms, or a log",

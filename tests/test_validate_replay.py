@@ -70,7 +70,7 @@ def test_host_time_is_judged_as_a_part_of_its_step() -> None:
     assert (other.phase, other.of_step) == ("decode", pytest.approx(0.25))
     rate = replace(other, phase="tokens_per_s", observed=125.0, predicted=100.0)  # the same step, the other way round
     shown = str(replay.Result((host, other, rate)))
-    phases, worst = shown.split("worst first, without host and tokens_per_s, which follow from their steps\n")
+    phases, worst = shown.split("worst first, without host and tokens_per_s (the steps say it)\n")
     assert "host, of the step  1        124.9%" in phases
     assert "host" not in worst
     assert "+25.0%" in worst

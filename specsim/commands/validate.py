@@ -56,7 +56,8 @@ MEASURING, STARTING = ("url", "launch", "scenarios"), ("launch", "scenarios")
 MODES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("output", "batch", "context", "duration", "quick", "time_limit", "request_timeout"), MEASURING),
     **dict.fromkeys(("rate", "num_requests", "input_tokens", "output_tokens", "seed"), MEASURING),
-    **dict.fromkeys(("max_running", "only", "resume", "layers", "port", "start_timeout"), STARTING),
+    **dict.fromkeys(("max_running", "layers", "port", "start_timeout"), STARTING),
+    **dict.fromkeys(("only", "resume"), ("scenarios",)),
     **dict.fromkeys(("server_command", "allow_multicast"), STARTING),
     **dict.fromkeys(("tp", "method", "num_steps", "topk", "draft_tokens", "accept_length"), ("launch",)),
     **dict.fromkeys(("eager", "profile", "sglang_args"), ("launch",)),
