@@ -195,6 +195,8 @@ def _displaced(by: str, options: Mapping[str, Any], said: Mapping[str, Any]) -> 
 def overruled(said: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[str, ...]:
     """Notes on what a launch line says and options beside it say otherwise: they win, so that a server can be asked about as it
     might be. said, given: by option; several values of one are several questions."""
+    if given.get("dp_attention") is True:  # a group a rank
+        given = {**given, "dp_attention": given.get("tp", said.get("tp", 1))}
     values = {name: said[name] for name in given if name in said}
     if "draft" in given and said.get("method") in DRAFTLESS:  # a drafter decides the method
         values["draft"] = said["method"]

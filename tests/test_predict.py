@@ -76,6 +76,7 @@ LINE = (
          ["--model wins over the launch line's meta-llama/Llama-3.1-8B-Instruct", "--method wins over the launch line's eagle3"]),
         ({"chunked_prefill_size": 512}, ["--chunked-prefill-size wins over the launch line's 2048"]),
         ({"tp": 1, "model": "llama-3.1-8b", "draft_tokens": 4, "num_steps": 3, "topk": 1, "method": "eagle3"}, []),
+        ({"dp_attention": 1}, []),
         ({"ep": 1, "batch": 4, "context": 100, "draft": "llama3-8b-eagle3", "accept_rate": 0.5}, []),  # the line says none of it
     ],
 )  # fmt: skip
@@ -141,6 +142,13 @@ def test_the_longest_request_of_a_trace_is_held_against_what_the_server_takes(tm
         found = [w for w in make(**line, trace=trace).json()["warnings"] if "beyond" in w]
         assert len(found) == 1  # not that of a default context
         assert found[0].startswith("a request of 5,010 tokens, prompt and answer, is beyond the 1,024 tokens")
+
+
+def test_attention_groups_beside_a_launch_line() -> None:
+    line = "--model-path deepseek-ai/DeepSeek-V3 --tp 8 --dp {} --enable-dp-attention"
+    for groups, on, told in ((8, True, False), (4, True, True), (4, 4, False), (8, 2, True)):
+        s = specsim.scenario(hardware="8x-h200", sglang_args=line.format(groups), dp_attention=on)
+        assert (f"--dp-attention wins over the launch line's {groups}" in s.warnings) == told
 
 
 def test_an_option_takes_with_it_what_the_launch_line_says_of_the_same() -> None:
