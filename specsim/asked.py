@@ -169,7 +169,7 @@ def options_of(values: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ..
         if options.get("method") == "none" and "method" not in asked and "draft_tokens" in asked:
             notes = (
                 *notes,
-                "the launch line drafts nothing, nor does the server that is priced: give --method as well",
+                "the launch line drafts nothing, nor does the server that is priced: give --method or --draft as well",
             )
         if launch.unknown:
             notes = (*notes, f"flags not known, left out: {', '.join(launch.unknown)}")
