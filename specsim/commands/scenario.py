@@ -177,8 +177,8 @@ OPTIONS = [
     option("--accept-profile", type=Known(known.acceptances), metavar="NAME", help="A published drafter on a domain, such as kimi-k2.5-eagle3/gsm8k; no default."),
     option("--routing", type=Known(lambda: known.ROUTINGS, files=True), metavar="uniform|zipf:S|FILE", help="Expert popularity; default uniform."),
     option("--eager", type=Known(lambda: known.PHASES), multiple=True, metavar="PHASE", help="Run decode, draft, verify or extend without CUDA graph; repeatable."),
-    option("--sglang-args", metavar="LINE", help="Read all of this from an SGLang launch line instead."),
-    option("--vllm-args", metavar="LINE", help="Read all of this from a vLLM launch line instead."),
+    option("--sglang-args", metavar="LINE", help="Read all of this from an SGLang launch line; options beside it win."),
+    option("--vllm-args", metavar="LINE", help="Read all of this from a vLLM launch line; options beside it win."),
 ]  # fmt: skip
 
 
