@@ -48,6 +48,7 @@ class Simulations(Shown):
     rows: tuple[Mapping[str, Any], ...]
     sources: tuple[Mapping[str, Any], ...] = ()
     out: Path | None = None
+    warnings: tuple[str, ...] = ()  # of what was asked, each once
 
     @property
     def finished(self) -> list[Mapping[str, Any]]:
@@ -71,6 +72,7 @@ class Simulations(Shown):
             "rows": list(self.rows),
             "sources": list(self.sources),
             "out": out,
+            "warnings": list(self.warnings),
         }
 
 
@@ -111,10 +113,12 @@ def simulate(
     tasks: list[Task] = [(i, {**single, **case}) for i, case in enumerate(cases)]
     rows: list[Mapping[str, Any]] = []
     sources: dict[str, Mapping[str, Any]] = {}  # of all of them, each once
+    warnings: dict[str, None] = {}
     with fanout.kept(None if out is None else _csv_file(Path(out)), lambda: _mark(options, lists)) as parts:
         run = fanout.run(partial(_row, parts, len(tasks)), tasks, jobs=jobs, cluster=cluster)
         for case, found in zip(cases, run, strict=True):
             sources |= {repr(source): source for source in found.pop("sources", ())}
+            warnings |= dict.fromkeys(found.pop("warnings", ()))
             rows.append({NAMES.get(name, name): _plain(value) for name, value in case.items()} | found)
             report(len(rows), len(tasks), "simulations")
         if all(row["error"] for row in rows):
@@ -122,11 +126,12 @@ def simulate(
         if out is not None:
             write_atomically(Path(out), _csv(rows))
     names = tuple(NAMES.get(name, name) for name in varied)
-    return Simulations(names, tuple(rows), tuple(sources.values()), None if out is None else Path(out))
+    file = None if out is None else Path(out)
+    return Simulations(names, tuple(rows), tuple(sources.values()), file, tuple(warnings))
 
 
 def _row(parts: Path | None, times: int, task: Task) -> dict[str, Any]:
-    """The metrics and `sources` of one simulation, or the `error` why there are none. What is kept is not done again."""
+    """The metrics, `sources` and `warnings` (but those of its run) of one simulation, or the `error` why there are none. What is kept is not done again."""
     index, options = task
     kept = None if parts is None else parts.with_name(f"{parts.name}-{index}.json")
     if kept is not None and kept.exists():
@@ -137,7 +142,8 @@ def _row(parts: Path | None, times: int, task: Task) -> dict[str, Any]:
     except InputError as error:
         return {"error": str(error)}
     metrics = {k: v for k, v in found.run.metrics.json().items() if not isinstance(v, (dict, list))}
-    row = {"error": None, **metrics, "sources": sources_of(found.scenario, prefills=True)}
+    said = [warning for warning in found.warnings if warning not in found.run.warnings]
+    row = {"error": None, **metrics, "sources": sources_of(found.scenario, prefills=True), "warnings": said}
     if kept is not None:
         write_atomically(kept, json.dumps(row))
     return row

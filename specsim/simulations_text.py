@@ -30,6 +30,10 @@ def page(found: Simulations) -> Page:
         yield Line(f"{len(done) - ROWS:,} more: --json or --out holds them", "faint")
     if found.out is not None:
         yield Line(f"rows: {found.out}")
+    for warning in found.warnings[:NOTES]:
+        yield Line(f"note: {warning}", "warning")
+    if len(found.warnings) > NOTES:
+        yield Line(f"note: {len(found.warnings) - NOTES:,} more: --json holds them", "warning")
     failed = [row for row in found.rows if row["error"] is not None]
     for row in failed[:NOTES]:
         at = ", ".join(f"{name.replace('_', ' ')} {row[name]}" for name in found.varied)

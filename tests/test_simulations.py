@@ -37,6 +37,20 @@ def test_a_row_is_what_one_simulation_says():
     assert "4" in found.verdict()
 
 
+def test_what_one_simulation_is_warned_of_several_are_once(tmp_path):
+    line = "--model-path Llama-3.1-8B --tp 1 --context-length 4096"
+    box = {"hardware": "8x-h100", "sglang_args": line, "num_requests": 4, "rate": 0.1}
+    wanted = "--tp wins over the launch line's 1"
+    for again in (False, True):  # kept rows as well
+        found = simulate(**box, tp=[1, 2], seed=[1, 2], input_tokens=[100, 8192], out=tmp_path / "rows.csv")
+        said = found.json()["warnings"]
+        assert said.count(wanted) == 1, again
+        assert len([w for w in said if "a request of 8,448 tokens" in w]) == 1
+        assert str(found).count("beyond the 4,096") == 1
+    assert "warnings" not in (tmp_path / "rows.csv").read_text().splitlines()[0]
+    assert simulate(**box, seed=[1, 2]).warnings == ()
+
+
 def test_step_times_of_one_server_are_worked_out_once():
     """Four simulations of two servers (a chunk size is another server's) look at two tables; afresh each is the same to the bit."""
     simulation_costs._tables.cache_clear()

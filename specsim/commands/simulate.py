@@ -153,7 +153,7 @@ def command(as_json: bool, **options: Any) -> None:
         show(found.page())
         return
     print_result(document)
-    for warning in () if isinstance(found, Simulations) else found.warnings:
+    for warning in found.warnings:
         note(f"warning: {warning}")
 
 
