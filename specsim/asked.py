@@ -40,6 +40,7 @@ SETTINGS = WORDS | SWITCHES | COUNTS | {"captured_sizes", "env", "prefill_graph_
 SEQUENCES = ("accept_per_position", "captured_sizes", "prefill_graph_sizes")  # one value of these is several numbers
 _BUILT = {p.name for p in signature(build).parameters.values() if p.kind is p.KEYWORD_ONLY} - {"asked"}
 NAMES = _BUILT | SETTINGS | set(LAUNCH_LINES)
+LENGTHS = ("num_steps", "topk", "draft_tokens")
 DRAFTLESS = ("none", "ngram", "mtp")  # methods that name no draft model
 A_FILE = (str, os.PathLike)
 KINDS: dict[str, tuple[type, ...]] = {
@@ -183,13 +184,16 @@ def beside(said: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _displaced(by: str, options: Mapping[str, Any], said: Mapping[str, Any]) -> tuple[str, ...]:
-    """What else a launch line says that goes with what an option beside it replaces: a drafter its method, one length of a
-    chain the other, a method without a draft model the draft."""
-    if by == "method" and options[by] in DRAFTLESS:
-        return ("draft", "num_steps", "topk", "draft_tokens") if options[by] == "none" else ("draft",)
+    """What else a launch line says that goes with what an option beside it replaces: a drafter its method, a method without a
+    draft model the draft, no method and another than n-gram their lengths, and one length of a chain the other."""
+    if by in ("method", "draft"):
+        method = options.get("method")
+        alone = ("method",) if by == "draft" else ("draft",) if method in DRAFTLESS else ()
+        of_another = method == "none" or (said.get("method") == "ngram" and method != "ngram")
+        return (*alone, *(LENGTHS if of_another else ()))
     chain = bool(np.all(np.equal(options.get("topk", said.get("topk", 1)), 1)))
-    other = {"draft": "method", "draft_tokens": "num_steps", "num_steps": "draft_tokens"}.get(by)
-    return (other,) if other and (chain or by == "draft") else ()
+    other = {"draft_tokens": "num_steps", "num_steps": "draft_tokens"}.get(by)
+    return (other,) if other and chain else ()
 
 
 def overruled(said: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[str, ...]:

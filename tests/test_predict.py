@@ -165,7 +165,10 @@ def test_an_option_takes_with_it_what_the_launch_line_says_of_the_same() -> None
     plain = "--model-path meta-llama/Llama-3.1-8B-Instruct"
     assert priced(plain, draft="llama3-8b-eagle3", draft_tokens=3) == ("eagle3", 2, 3)
     ngram = f"{plain} --speculative-algorithm NGRAM"
-    assert priced(ngram, draft="llama3-8b-eagle3")[0] == "eagle3"
+    assert priced(ngram)[1:] == (11, 12)  # SGLang's, found on the host at once: no length of a drafter
+    assert priced(ngram, draft="llama3-8b-eagle3") == ("eagle3", 2, 3)
+    assert priced(ngram, method="eagle3", draft_tokens=4) == ("eagle3", 3, 4)
+    assert priced(LINE, method="ngram") == ("ngram", 3, 4)
     s = specsim.scenario(hardware="8x-h100", sglang_args=ngram, draft="llama3-8b-eagle3")
     assert "--draft wins over the launch line's ngram" in s.warnings
     s = specsim.scenario(hardware="8x-h100", sglang_args=LINE, method="none", batch=64)
