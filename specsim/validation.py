@@ -23,7 +23,8 @@ from specsim.errors import InputError, WorkError
 from specsim.files import write_atomically
 from specsim.forward import Parallel
 from specsim.host_speed import Watch
-from specsim.launch import flag_names, read_launch
+from specsim.launch import read_launch
+from specsim.launch_flags import flag_names
 from specsim.live import (
     ChangedError,
     Client,

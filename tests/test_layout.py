@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 READING_ORDER = """
     errors progress files names team quantities pages records host_speed
     models keys formats families patterns drafters configs model_text
-    routing ops profiles profile_text engines launch machine forward
+    routing ops profiles profile_text engines launch_words launch_flags launch_sglang launch_vllm launch machine forward
     acceptance scenarios reproduce cycle memory provenance prediction agreement text
     chart_style chart_predict chart_sweep chart_plan chart_runs chart_simulations chart_causes chart_hardware charts report_parts report plot_style plots
     workload simulation_costs simulation_reference metrics simulation_kernel simulation preemption gathering busy_periods steady two_states percentiles

@@ -1,0 +1,131 @@
+"""A pasted launch command taken apart: what the shell makes of it, where the engine's own arguments begin, its environment."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from specsim.errors import InputError
+from specsim.names import ENGINES
+
+MAX_LENGTH = 100_000  # characters of a line
+# What may change the speed, and no secret such as VLLM_API_KEY.
+ENVIRONMENT = re.compile(r"(?!.*(KEY|TOKEN|SECRET|PASSW))(NCCL|SGLANG|SGL|VLLM|CUDA|FLASHINFER|TORCH)_\w+$")
+ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+STARTS = {
+    "sglang": ("sglang.launch_server", "sglang serve"),
+    "vllm": ("vllm serve", "vllm.entrypoints.openai.api_server", "vllm.entrypoints.cli.main serve"),
+}
+
+
+@dataclass
+class Line:
+    """A launch line taken apart: the engine's arguments, and what stood in front of them."""
+
+    arguments: list[str]
+    env: dict[str, str] = field(default_factory=dict)
+    image: str = ""
+    command: bool = False  # the engine's command itself was on the line
+
+
+def _split(text: str) -> list[list[str]]:
+    """The commands of a pasted shell text, each a list of words; continued lines joined, redirections left out."""
+    if len(text) > MAX_LENGTH:
+        raise InputError(f"is longer than {MAX_LENGTH} characters", where="launch line", mend="give one command")
+    text = re.sub(r"(?m)^[ \t]*#.*$", "", text)  # comments of a script
+    text = re.sub(r"[\\^`][ \t]*\r?\n", " ", text)
+    text = re.sub(r"\r?\n(?=[ \t]*-)", " ", text)  # a line that begins with a flag goes on
+    text = re.sub(r"(?<!\S)[12](?=>)", "", text)  # of 2>&1; the 2 of "--tp 2 > log" is a value
+    text = text.translate({0x2018: "'", 0x2019: "'", 0x201C: '"', 0x201D: '"', 0xA0: " "})
+    text = re.sub(r"(?<!\S)[\u2013\u2014](?=[A-Za-z])", "--", text)  # a dash made by a word processor
+    lexer = shlex.shlex(text, posix=True, punctuation_chars=";&|<>\n")
+    lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
+    try:
+        words = list(lexer)
+    except ValueError as error:
+        what = f"cannot be split: {str(error).lower()}"
+        raise InputError(what, where="launch line", mend="balance the quotes") from None
+    commands: list[list[str]] = [[]]
+    into_file = False
+    for word in words:
+        if into_file:
+            into_file = False
+        elif word and set(word) <= set("<>&|") and set(word) & set("<>"):
+            into_file = True
+        elif word and set(word) <= set(";&|\n"):
+            commands.append([])
+        else:
+            commands[-1].append(word)
+    return [command for command in commands if command]
+
+
+def take_apart(engine: str, line: str | Sequence[str], depth: int = 0) -> Line:
+    """The one command that starts the engine, or, when none does, all words as its arguments."""
+    commands = _split(line) if isinstance(line, str) else [[str(word) for word in line]]
+    found: list[Line] = []
+    env: dict[str, str] = {}
+    for command in commands:
+        while command and command[0] in ("export", "env", "exec", "nohup", "sudo", "time", "set", "$"):
+            command = command[1:]
+        taken = _command(engine, command)
+        env.update(taken.env)
+        for word in command if depth < 2 and not taken.command else ():
+            if " " in word and any(start in word for start in STARTS[engine]):  # bash -c "vllm serve ..."
+                taken = replace(take_apart(engine, word, depth + 1), image=taken.image)
+                env.update(taken.env)
+        found.append(taken)
+    named = [one for one in found if one.command]
+    for other in ENGINES:
+        if not named and other != engine and any(_start(other, command) is not None for command in commands):
+            raise InputError(f"is a line of {other}", where=f"{engine} launch line", mend=f"give it as --{other}-args")
+    if len(named) > 1:
+        raise InputError("starts several servers", where=f"{engine} launch line", mend="give one command")
+    chosen = named[0] if named else Line([word for one in found for word in one.arguments])
+    return replace(chosen, env={name: value for name, value in env.items() if ENVIRONMENT.match(name)})
+
+
+def _start(engine: str, words: Sequence[str]) -> int | None:
+    """Where the engine's arguments begin, or None when its command is not there."""
+    if words[:1] == ["serve"]:  # of `vllm serve` or `sglang serve`, as --vllm-args and --sglang-args take it
+        return 1
+    for place, word in enumerate(words):
+        name = word.rsplit("/", 1)[-1]
+        following = words[place + 1] if place + 1 < len(words) else ""
+        if name.removesuffix(".py") in STARTS[engine] or word in STARTS[engine]:
+            return place + 1
+        if f"{name} {following}" in STARTS[engine]:
+            return place + 2
+        if engine == "sglang" and name == "launch_server.py":
+            return place + 1
+        if engine == "vllm" and re.match(r"([\w.-]+/)*vllm-openai(:|@|$)", word):
+            if "serve" in words[place + 1 :]:
+                continue
+            return place + 1
+    return None
+
+
+def _command(engine: str, words: list[str]) -> Line:
+    """One command: environment assignments in front and in `docker run -e`, the image, then the engine's arguments."""
+    begin = _start(engine, words)
+    front = words[:begin] if begin is not None else words if words[:1] in (["docker"], ["podman"]) else []
+    env: dict[str, str] = {}
+    skip = 0
+    while begin is None and skip < len(words) and (assigned := ASSIGNMENT.fullmatch(words[skip])):
+        env[assigned[1]] = assigned[2]
+        skip += 1
+    image = ""
+    for place, word in enumerate(front):
+        text = word
+        if word in ("-e", "--env") and place + 1 < len(front):
+            text = front[place + 1]
+        elif word.startswith(("--env=", "-e=")):
+            text = word.split("=", 1)[1]
+        elif word.startswith("-"):
+            continue
+        if assigned := ASSIGNMENT.fullmatch(text):
+            env[assigned[1]] = assigned[2]
+        elif re.match(r"([\w.-]+/)*(sglang|vllm-openai|vllm)[\w.-]*(:|@)", word):
+            image = word
+    return Line(words[skip if begin is None else begin :], env, image, begin is not None)
