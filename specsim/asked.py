@@ -157,7 +157,7 @@ def options_of(values: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ..
             what = f"{options['engine']}, and the launch line is of {engine}"
             raise InputError(what, where="--engine", mend=f"leave it out, or give --{options['engine']}-args")
         from specsim.launch import read_launch  # a start-up without a launch line does not pay for it
-        from specsim.observe_read import without_secrets
+        from specsim.redaction import without_secrets
 
         launch = read_launch(engine, line)
         launch.refuse_slips(f"--{engine}-args")

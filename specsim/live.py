@@ -7,6 +7,7 @@ library only: measuring needs one connection at a time, and an install on a GPU 
 from __future__ import annotations
 
 import http.client
+import itertools
 import json
 import os
 import random
@@ -14,24 +15,27 @@ import re
 import socket
 import ssl
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from specsim.errors import InputError, WorkError
+from specsim.redaction import KEY_VARIABLES, api_key, hide, own_secrets, scrub, without_key
 
-KEY_VARIABLES = ("SPECSIM_API_KEY", "OPENAI_API_KEY")
 MAX_ANSWER = 256 * 2**20  # bytes
+SKEW = 1.01  # of the time that the client waited, beyond which the server's own says that their clocks differ
 FIRST_ID, LAST_ID = 10, 8000  # prompts' token ids: inside every vocabulary, away from special tokens
 
 
 class _Told(WorkError):
-    """What a server said, or did: without the API key, which it may send back."""
+    """What a server said, or did: without the API key, which it may send back. `status`: that of the HTTP answer, where it was
+    no success."""
 
-    def __init__(self, text: str) -> None:
-        super().__init__(hide(text, secrets_of()))
+    def __init__(self, text: str, status: int = 0) -> None:
+        super().__init__(hide(text, own_secrets()))
+        self.status = status
 
 
 class ServerError(_Told):
@@ -43,38 +47,45 @@ class ChangedError(ServerError):
 
 
 class PointError(_Told):
-    """One operating point could not be measured; others may. `status`: that of the HTTP answer, where it was one from 400 on."""
-
-    def __init__(self, text: str, status: int = 0) -> None:
-        super().__init__(text)
-        self.status = status
+    """One operating point could not be measured; others may."""
 
 
 class Client:
     """HTTP to one server. The API key comes from the environment and goes into the request's header, nowhere else."""
 
     def __init__(self, url: str, timeout: float = 600.0) -> None:
-        parts = urlsplit(url if "://" in url else f"http://{url}")
-        if parts.username or parts.password:
-            raise InputError(
-                "holds a user name or password", where="--url", mend=f"set {KEY_VARIABLES[0]} in the environment"
-            )
+        """Raises InputError for what is no address of a server, before anything of it is shown that may be a secret."""
+
+        def refuse(what: str, mend: str = "write http://host:port") -> InputError:
+            return InputError(what, where="--url", mend=mend)
+
         try:
-            port = parts.port
+            parts = urlsplit(url if "://" in url else f"http://{url}")
+            if parts.username or parts.password:
+                raise refuse("holds a user name or password", f"set {KEY_VARIABLES[0]} in the environment")
+            if parts.query or parts.fragment:
+                raise refuse("holds more than an address", "leave out what begins at ? or #")
+            if parts.scheme not in ("http", "https") or not parts.hostname:
+                raise refuse(f"{url!r} is not an HTTP address")
+            self.secure, self.host = parts.scheme == "https", parts.hostname
+            self.host.encode("idna")
+        except ValueError:  # brackets that do not match, labels of a name that are empty or too long
+            raise refuse(f"{url!r} is not an HTTP address") from None
+        try:
+            self.port = parts.port
         except ValueError:
-            raise InputError(f"{url!r} has no valid port", where="--url", mend="write http://host:port") from None
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise InputError(f"{url!r} is not an HTTP address", where="--url", mend="write http://host:port")
-        if parts.query or parts.fragment:
-            raise InputError("holds more than an address", where="--url", mend="leave out what begins at ? or #")
-        self.secure, self.host, self.port = parts.scheme == "https", parts.hostname, port
+            raise refuse(f"{url!r} has no valid port") from None
+        if not (parts.path.isascii() and (parts.path + self.host).isprintable()) or " " in parts.path + self.host:
+            raise refuse(f"{url!r} holds what no address can", "write such characters as %20")
         path = parts.path.rstrip("/")
         self.prefix = path[: -len("/v1")] if path.endswith("/v1") else path
-        self.url = f"{parts.scheme}://{parts.netloc}{self.prefix}"
+        self.netloc = parts.netloc  # as the request's header names it
+        self.url = hide(f"{parts.scheme}://{parts.netloc}{self.prefix}", own_secrets())  # for people
         self.timeout = timeout
 
     def ask(self, method: str, path: str, body: Any = None, timeout: float | None = None) -> bytes:
-        """The answer's bytes. Raises PointError for an HTTP status from 400 on, ServerError when no answer comes."""
+        """The answer's bytes. Raises PointError for an HTTP status from 400 on; ServerError for one that no other request would
+        mend (a missing key, a redirect), and when no answer comes."""
         limit = self.timeout if timeout is None else timeout
         headers = self.headers("application/json, text/plain")
         connect = http.client.HTTPSConnection if self.secure else http.client.HTTPConnection
@@ -100,8 +111,7 @@ class Client:
     def headers(self, accept: str) -> dict[str, str]:
         """Headers of a request with a JSON body; with the API key, if the environment has one."""
         headers = {"Accept": accept, "Content-Type": "application/json"}
-        name = next((name for name in KEY_VARIABLES if os.environ.get(name)), "")
-        key = os.environ.get(name, "").strip()
+        key, name = api_key()
         if not (key.isascii() and key.isprintable()):
             raise InputError("holds what no HTTP header can", where=name, mend="set it to the server's API key")
         return headers | ({"Authorization": f"Bearer {key}"} if key else {})
@@ -109,9 +119,12 @@ class Client:
     def check(self, status: int, content: bytes, path: str) -> None:
         """Raises PointError or ServerError for an HTTP status that is no success."""
         if status in (401, 403):
-            raise ServerError(f"{self.url}{path}: answered {status}; set {KEY_VARIABLES[0]} to the server's API key")
+            raise ServerError(
+                f"{self.url}{path}: answered {status}; set {KEY_VARIABLES[0]} to the server's API key", status
+            )
         if 300 <= status < 400:
-            raise ServerError(f"{self.url}{path}: answered {status}, a redirect; give the address behind the proxy")
+            what = f"answered {status}, a redirect; give the address behind the proxy"
+            raise ServerError(f"{self.url}{path}: {what}", status)
         if status >= 400:
             said = "a web page" if _is_page(content) else message_of(content)
             raise PointError(f"{self.url}{path}: answered {status}: {said}", status)
@@ -121,7 +134,7 @@ class Client:
         content = self.ask(method, path, body, timeout)
         try:
             return json.loads(content)
-        except ValueError:
+        except (ValueError, RecursionError):
             what = "a web page" if _is_page(content) else "something that is not JSON"
             raise ServerError(
                 f"{self.url}{path}: answered with {what}; is a proxy in front, or is this another kind of server?"
@@ -131,7 +144,12 @@ class Client:
 def no_answer(url: str, path: str, error: Exception) -> str:
     """Why a connection gave no answer, in one line."""
     if isinstance(error, ssl.SSLError):
-        return f"{url}: its TLS certificate or protocol is refused ({error.reason or 'SSL error'})"
+        mend = (
+            "; if the certificate is its own, set SSL_CERT_FILE to it"
+            if isinstance(error, ssl.SSLCertVerificationError)
+            else ""
+        )
+        return f"{url}: its TLS certificate or protocol is refused ({error.reason or 'SSL error'}){mend}"
     if isinstance(error, socket.gaierror):
         return f"{url}: no such host"
     return f"{url}{path}: the server broke off ({type(error).__name__}); it may have died"
@@ -194,85 +212,48 @@ def _count(value: Any) -> int:
     return value if type(value) is int and value > 0 else 0
 
 
-NO_SECRETS = ("EMPTY", "auto", "dummy", "false", "none", "null", "test", "token", "true")  # keys that hide nothing
-_SECRET = re.compile(r"api[-_]?key|password|secret|credential|(^|_)(token|key)$|auth", re.IGNORECASE)
-
-
-def scrub(value: Any) -> Any:
-    """`value` without dictionary entries whose name speaks of a secret."""
-    if isinstance(value, dict):
-        return {k: scrub(v) for k, v in value.items() if not _SECRET.search(str(k))}
-    return [scrub(v) for v in value] if isinstance(value, list) else value
-
-
-def redact(flags: Sequence[str]) -> list[str]:
-    """The flags with *** for the values of those whose name speaks of a secret."""
-    shown: list[str] = []
-    for before, flag in zip(["", *flags], flags, strict=False):
-        name, equals, _ = flag.partition("=")
-        if equals and _is_secret(name):
-            shown.append(f"{name}=***")
-        else:
-            shown.append("***" if "=" not in before and _is_secret(before) else flag)
-    return shown
-
-
-def secrets_of(flags: Sequence[str] = (), env: Mapping[str, str] | None = None) -> list[str]:
-    """Secret values: those of flags and of variables whose name speaks of one, and the API key; longest first."""
-    keys = (os.environ.get(name, "").strip() for name in KEY_VARIABLES)
-    found = [key for key in keys if key not in NO_SECRETS]
-    found += [value for name, value in (env or {}).items() if _SECRET.search(name)]
-    for flag, shown in zip(flags, redact(flags), strict=True):
-        if flag != shown:
-            found.append(flag.removeprefix(shown.removesuffix("***")))
-    return sorted({value for value in found if len(value) >= 4}, key=len, reverse=True)
-
-
-def without_key(value: Any) -> Any:
-    """`value` with *** for the API key in any text of it, as a server may send it back."""
-    if isinstance(value, str):
-        return hide(value, secrets_of())
-    if isinstance(value, dict):
-        return {k: without_key(v) for k, v in value.items()}
-    return [without_key(v) for v in value] if isinstance(value, list) else value
-
-
-def hide(text: str, secrets: Sequence[str]) -> str:
-    """The text with *** for each secret in it."""
-    for secret in secrets:
-        text = text.replace(secret, "***")
-    return text
-
-
-def _is_secret(flag: str) -> bool:
-    return flag.startswith("--") and bool(_SECRET.search(flag.lstrip("-").replace("-", "_")))
-
-
 def identify(client: Client, timeout: float = 30.0) -> Served:
     """What the server runs. Raises ServerError when it is neither SGLang nor vLLM, or does not say."""
-    fault = ""
-    for path in ("/server_info", "/get_server_info"):  # the latter is the older name, and warned of in the log since
-        try:
-            info = without_key(client.json("GET", path, timeout=timeout))
-        except PointError as error:
-            fault = fault or (str(error) if error.status >= 500 or error.status == 429 else "")
-            continue
-        if isinstance(info, dict) and "model_path" in info:
-            return Served("sglang", str(info.get("version", "unknown")), str(info["model_path"]), scrub(info))
-    try:
-        version = without_key(client.json("GET", "/version", timeout=timeout))
-        models = without_key(client.json("GET", "/v1/models", timeout=timeout))
-        return Served("vllm", str(version["version"]), str(models["data"][0]["id"]))
-    except (PointError, KeyError, TypeError, IndexError) as error:
-        if isinstance(error, PointError) and error.status >= 500:
-            fault = fault or str(error)
-        if fault:
-            raise ServerError(
-                f"{fault}; is the server still loading, or behind a proxy that cannot reach it?"
-            ) from None
-        raise ServerError(
-            f"{client.url}: is neither SGLang (no /server_info) nor vLLM (no /version with /v1/models)"
-        ) from None
+    faults: list[PointError] = []  # answers of a server that may be one of them, and cannot say so now
+
+    def ask(*paths: str) -> dict[str, Any]:
+        """The first object that the server answers at one of these, {} where it knows none: names change with releases."""
+        for path in paths:
+            try:
+                found = without_key(client.json("GET", path, timeout=timeout))
+            except PointError as error:
+                faults.extend([error] if error.status >= 500 or error.status == 429 else [])
+                continue
+            if isinstance(found, dict) and found:
+                return found
+        return {}
+
+    info = ask("/server_info", "/get_server_info")
+    if "model_path" not in info:
+        model = ask("/model_info", "/get_model_info").get("model_path")
+        if model is not None and not info and not faults:
+            what = (
+                "is an SGLang that does not say how it was started (/server_info); is a proxy in front that hides it?"
+            )
+            raise ServerError(f"{client.url}: {what}")
+        info = info if model is None else {**info, "model_path": model}
+    if "model_path" in info:
+        return Served("sglang", _line(info.get("version") or "unknown"), _line(info["model_path"]), scrub(info))
+    version, models = ask("/version").get("version"), ask("/v1/models").get("data")
+    model = models[0] if isinstance(models, list) and models and isinstance(models[0], dict) else {}
+    if version is not None and "id" in model:
+        owner = _line(model.get("owned_by") or "vllm")
+        if owner != "vllm":
+            raise ServerError(f"{client.url}: is neither SGLang nor vLLM: /v1/models says that it is {owner}")
+        return Served("vllm", _line(version), _line(model["id"]))
+    if faults:
+        raise ServerError(f"{faults[0]}; is the server still loading, or behind a proxy that cannot reach it?")
+    raise ServerError(f"{client.url}: is neither SGLang (no /server_info) nor vLLM (no /version with /v1/models)")
+
+
+def _line(value: Any) -> str:
+    """What a server says of itself, in one line."""
+    return " ".join(str(value).split())
 
 
 def check_same(client: Client, served: Served) -> None:
@@ -370,11 +351,12 @@ class Answer:
     """One batch, answered. `seconds`: the longest request, by the server's clock where it has one."""
 
     seconds: float
-    wall_seconds: float
+    wall_seconds: float  # by the client's clock
     new_tokens: int
     cycles: float | None  # target passes after the prefill, of the longest request; None: the server does not say
     accept_lengths: list[float]  # tokens a cycle of each request, where the server says so
     histogram: list[int]  # SGLang: how many cycles accepted 0, 1, ... drafted tokens, summed over the batch
+    skewed: bool = False  # the server says that it took longer than the client waited
 
 
 def generate(
@@ -387,9 +369,14 @@ def generate(
         body = {"model": served.model, "prompt": token_ids, **sampling}
         answer = client.json("POST", "/v1/completions", body, timeout)
         wall = time.perf_counter() - start
-        emitted = answer.get("usage", {}).get("completion_tokens") if isinstance(answer, dict) else None
+        usage = answer.get("usage") if isinstance(answer, dict) else None
+        emitted = usage.get("completion_tokens") if isinstance(usage, dict) else None
         if emitted != new_tokens * len(token_ids):
-            raise PointError(f"{client.url}: emitted {emitted} tokens instead of {new_tokens * len(token_ids)}")
+            wanted = new_tokens * len(token_ids)
+            unsaid = f"the answer does not say how many tokens it holds (usage), of {wanted}"
+            raise PointError(
+                f"{client.url}: {unsaid if emitted is None else f'emitted {emitted} tokens instead of {wanted}'}"
+            )
         return Answer(wall, wall, new_tokens, None, [], [])
     sampling = {"temperature": 0.0, "max_new_tokens": new_tokens, "ignore_eos": True}
     answers = client.json("POST", "/generate", {"input_ids": token_ids, "sampling_params": sampling}, timeout)
@@ -398,7 +385,7 @@ def generate(
     try:
         metas: list[dict[str, Any]] = [a["meta_info"] for a in answers]
         counts = [int(m["completion_tokens"]) for m in metas]
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         raise PointError(
             f"{client.url}/generate: the answer has no meta_info with completion_tokens, as SGLang's have; is a proxy in front? "
             f"({message_of(json.dumps(answers).encode())})"
@@ -408,8 +395,7 @@ def generate(
         got = f"{len(counts)} answers of {sorted(set(counts))} tokens"
         asked = f"{len(token_ids)} of {new_tokens}"
         raise PointError(f"{client.url}/generate: {got} instead of {asked} (finish reason {reason})")
-    times = [seconds for m in metas if (seconds := _above_0(m.get("e2e_latency")))]
-    verified = [cycles for m in metas if (cycles := _above_0(m.get("spec_verify_ct")))]
+    verified = [cycles for m in metas if (cycles := cycles_of(m))]
     if served.speculative and not verified:
         raise PointError(
             f"{client.url}/generate: the answers do not say how many cycles they took (spec_verify_ct); "
@@ -417,10 +403,26 @@ def generate(
         )
     cycles = max(verified) if verified else float(new_tokens - 1)
     lengths = [round((new_tokens - 1) / v, 4) for v in verified] if len(verified) == len(metas) else []
-    histograms = [_counts(m.get("spec_correct_drafts_histogram") or m.get("spec_accept_histogram")) for m in metas]
-    width = max(map(len, histograms), default=0)
-    histogram = [sum(h[i] for h in histograms if i < len(h)) for i in range(width)]
-    return Answer(max(times) if len(times) == len(metas) else wall, wall, new_tokens, cycles, lengths, histogram)
+    histogram = added(histogram_of(m) for m in metas)
+    times = [seconds for m in metas if (seconds := _above_0(m.get("e2e_latency")))]
+    own = max(times) if len(times) == len(metas) else wall
+    skewed = own > SKEW * wall
+    return Answer(wall if skewed else own, wall, new_tokens, cycles, lengths, histogram, skewed)
+
+
+def cycles_of(meta: dict[str, Any]) -> float | None:
+    """Target passes of a request after its prefill, from SGLang's meta_info; None where it does not say."""
+    return _above_0(meta.get("spec_verify_ct"))
+
+
+def histogram_of(meta: dict[str, Any]) -> list[int]:
+    """How many cycles of a request accepted 0, 1, ... drafted tokens; [] where its meta_info does not say."""
+    return _counts(meta.get("spec_correct_drafts_histogram") or meta.get("spec_accept_histogram"))
+
+
+def added(histograms: Iterable[list[int]]) -> list[int]:
+    """The sum of histograms, place by place."""
+    return [sum(place) for place in itertools.zip_longest(*histograms, fillvalue=0)]
 
 
 def _above_0(value: Any) -> float | None:
@@ -430,7 +432,7 @@ def _above_0(value: Any) -> float | None:
 
 def _counts(value: Any) -> list[int]:
     """The value where it is a list of numbers of things; else none."""
-    return value if isinstance(value, list) and all(type(n) is int and n >= 0 for n in value) else []
+    return value if isinstance(value, list) and all(type(n) is int and 0 <= n < 10**12 for n in value) else []
 
 
 _SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+([^\s]+)")
@@ -475,48 +477,55 @@ class Counters:
 
 
 def counters(client: Client, timeout: float = 20.0) -> Counters | None:
-    """The server's counters, or None when it has no /metrics."""
+    """The server's counters, or None when it has no /metrics that may be read. Raises ServerError when the server is gone."""
     try:
         content = client.ask("GET", "/metrics", timeout=timeout)
-    except PointError:
+    except (PointError, ServerError) as error:
+        if not error.status:
+            raise
         return None
     return None if _is_page(content) else Counters(content.decode("utf-8", "replace"))
 
 
 @dataclass(frozen=True)
 class DecodeLine:
-    """One "Decode batch" line of SGLang's log. `step_ms`: milliseconds a step or cycle over the line's interval."""
+    """One "Decode batch" line of SGLang's log. `step_ms`: milliseconds a step or cycle over the line's interval. `rank`: of
+    several data-parallel schedulers, whose requests `running` counts, "" where there is one."""
 
     running: int
     step_ms: float
     graph: bool
+    rank: str = ""
 
 
 _DECODE = re.compile(
     r"Decode batch.*?#running-req: (\d+),(?:.*?accept len: ([\d.]+),)?.*? graph: (True|False),"
     r".*?gen throughput \(token/s\): ([\d.]+)"
 )
+_RANK = re.compile(r"\bDP\d+")
 
 
 def decode_lines(lines: Iterator[str] | list[str]) -> list[DecodeLine]:
     """Intervals of steady decoding: those that begin at a decode line of the same batch and hold no prefill."""
     found: list[DecodeLine] = []
-    before = 0
+    before: dict[str, int] = {}  # by scheduler
     for line in lines:
         if "Prefill batch" in line:
-            before = 0
+            before.clear()
         match = _DECODE.search(line)
         if match is None:
             continue
         running, throughput = int(match[1]), float(match[4])
-        if running and running == before and throughput > 0:
-            found.append(DecodeLine(running, 1e3 * running * float(match[2] or 1) / throughput, match[3] == "True"))
-        before = running
+        rank = at[0] if (at := _RANK.search(line, 0, match.start())) else ""
+        if running and running == before.get(rank) and throughput > 0:
+            step_ms = 1e3 * running * float(match[2] or 1) / throughput
+            found.append(DecodeLine(running, step_ms, match[3] == "True", rank))
+        before[rank] = running
     return found
 
 
 class LogTail:
-    """What a log file gained since the last look."""
+    """What a log file gained since the last look, in whole lines."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -525,9 +534,12 @@ class LogTail:
     def lines(self) -> list[str]:
         try:
             with self.path.open("rb") as file:
+                if file.seek(0, os.SEEK_END) < self._offset:
+                    self._offset = 0  # it began again, as logs do that are rotated
                 file.seek(self._offset)
                 content = file.read()
         except OSError:
             return []
-        self._offset += len(content)
-        return content.decode("utf-8", "replace").splitlines()
+        whole = content[: content.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return whole.decode("utf-8", "replace").splitlines()

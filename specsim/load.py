@@ -14,8 +14,22 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from specsim.live import FIRST_ID, LAST_ID, ChangedError, Client, Counters, Served, ServerError, check_same, counters
-from specsim.measure import ACCEPTED, DRAFTS, RETRACTED, TIMER, growth
+from specsim.live import (
+    FIRST_ID,
+    LAST_ID,
+    ChangedError,
+    Client,
+    Counters,
+    PointError,
+    Served,
+    ServerError,
+    added,
+    check_same,
+    counters,
+    cycles_of,
+    histogram_of,
+)
+from specsim.measure import ACCEPTED, DRAFTS, TIMER, growth, retracted
 from specsim.metrics import latency_of
 from specsim.quantities import counted, six
 from specsim.records import LoadRun, Quantity, Record
@@ -87,25 +101,20 @@ def measure_loads(
             say("  the time limit is reached")
             save()
             return faults + 1
+        before = counters(client)
         due = arrivals(load, rate, count)
         token_ids = _prompts(count, load.input_tokens, f"{load.seed} {rate}")
-        before = counters(client)
         sent = send(client, served, due.tolist(), token_ids, load.output_tokens)
         run = _run(load, rate, due, sent.streams, np.asarray(sent.lag_s), overhead)
         run.lone_ms = lone
-        if not any(s.error for s in sent.streams):
-            _count(run, before, counters(client))
-        failures = [s.error for s in sent.streams if s.error]
-        gone = any(s.sent is None for s in sent.streams) or len(failures) == count
-        what = (
-            f"rate {rate:g}: {len(failures)} of {counted(count, 'request')} failed, the first with: {failures[0]}"
-            if failures
-            else ""
-        )
-        lost: ServerError | None = None
+        troubles = _failures(sent.streams)
+        gone = any(s.sent is None for s in sent.streams) or run.failed == count
+        lost: ServerError | None = ServerError(f"rate {rate:g}: {troubles[0]}") if gone else None
         try:
             if not gone:
                 check_same(client, served)
+            if not troubles:
+                _count(run, before, counters(client))
         except ChangedError as error:
             record.caveats.append(f"rate {rate:g}: {error}")
             save()
@@ -113,20 +122,27 @@ def measure_loads(
         except ServerError as error:  # it is gone since: what was measured before stays
             lost = error
             record.caveats.append(f"stopped after rate {rate:g}: {error}")
+        except PointError as error:
+            troubles.append(str(error))
         if run.requests["request"]:
             record.loads.append(run)
             say(f"  {line(run)}")
-        if failures:
-            record.caveats.append(what)
+        record.caveats += [f"rate {rate:g}: {trouble}" for trouble in troubles]
         save()
-        if gone:
-            raise ServerError(what)
         if lost is not None:
             raise lost
-        if failures:
-            faults += 1
-            say(f"  {what}")
+        for trouble in troubles:
+            say(f"  rate {rate:g}: {trouble}")
+        faults += bool(troubles)
     return faults
+
+
+def _failures(streams: Sequence[Stream]) -> list[str]:
+    """One line on the requests that failed; none where all finished."""
+    failures = [s.error for s in streams if s.error]
+    if not failures:
+        return []
+    return [f"{len(failures)} of {counted(len(streams), 'request')} failed, the first with: {failures[0]}"]
 
 
 def _warm_up(client: Client, served: Served, load: Load) -> tuple[Quantity | None, dict[str, float]]:
@@ -163,12 +179,12 @@ def _warm_up(client: Client, served: Served, load: Load) -> tuple[Quantity | Non
 
 def _server_times(stream: Stream) -> tuple[float, float] | None:
     """(queue, prefill) seconds of a request by the server's clock; None where it does not say (SGLang: --enable-metrics)."""
-    meta = stream.last.get("meta_info") or {}
+    meta = stream.meta
     try:
         queue, prefill = float(meta["queue_time"]), float(meta["prefill_finished_time"] - meta["forward_entry_time"])
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return None
-    return (queue, prefill) if queue >= 0 and 0 < prefill < 3600 else None
+    return (queue, prefill) if 0 <= queue < 3600 and 0 < prefill < 3600 else None
 
 
 def _ttft(stream: Stream) -> float:
@@ -193,7 +209,6 @@ def _run(
         name: [] for name in ("request", "ttft_ms", "e2e_ms", "chunks", "gap_median_ms", "gap_max_ms")
     }
     gaps, sizes = [], []
-    histogram: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
     more: dict[str, list[float]] = {"queue_ms": [], "prefill_ms": [], "cycles": []}
     for i, s in done:
         assert s.sent is not None
@@ -207,12 +222,8 @@ def _run(
         if times := _server_times(s):
             more["queue_ms"].append(_us(1e3 * times[0]))
             more["prefill_ms"].append(_us(1e3 * times[1]))
-        meta = s.last.get("meta_info") or {}
-        if meta.get("spec_verify_ct"):
-            more["cycles"].append(int(meta["spec_verify_ct"]))
-        histogram = _add(
-            histogram, meta.get("spec_correct_drafts_histogram") or meta.get("spec_accept_histogram") or []
-        )
+        if cycles := cycles_of(s.meta):
+            more["cycles"].append(int(cycles))
     run = LoadRun(
         chunk_us=_pace([s for _, s in done]),
         rate=rate,
@@ -220,7 +231,7 @@ def _run(
         input_tokens=load.input_tokens,
         output_tokens=load.output_tokens,
         seed=load.seed,
-        accept_histogram=histogram.tolist(),
+        accept_histogram=added(histogram_of(s.meta) for _, s in done),
         overhead_ms=overhead,
         arrival_ms=[_us(1e3 * d) for d in due],
         sent_ms=[_us(1e3 * s.sent) for s in streams if s.sent is not None],
@@ -249,13 +260,6 @@ def _pace(streams: Sequence[Stream]) -> Quantity | None:
     low, value, high = np.percentile(pace, [10, 25, 50])
     how = "pace of the chunks within a step, lower quartile"
     return Quantity(value=_us(value), low=_us(low), high=_us(high), n=len(pace), how=how)
-
-
-def _add(total: NDArray[np.int64], more: Sequence[int]) -> NDArray[np.int64]:
-    wide: NDArray[np.int64] = np.zeros(max(len(total), len(more)), dtype=np.int64)
-    wide[: len(total)] += total
-    wide[: len(more)] += np.asarray(more, dtype=np.int64)
-    return wide
 
 
 def results(run: LoadRun, gaps_ms: NDArray[np.float64], gap_tokens: NDArray[np.int64]) -> dict[str, Any]:
@@ -294,13 +298,13 @@ def results(run: LoadRun, gaps_ms: NDArray[np.float64], gap_tokens: NDArray[np.i
 
 
 def _count(run: LoadRun, before: Counters | None, after: Counters | None) -> None:
-    """What the server's counters gained: GPU time by phase, retractions, and vLLM's acceptance, which answers lack."""
+    """What the server's counters gained: GPU time by phase, retractions, and vLLM's acceptance, which answers lack. Raises
+    PointError where one of them lost."""
     for category in after.categories(TIMER, "category") if after is not None else []:
         if spent := growth(before, after, TIMER, category=category):
             run.timers_s[category] = round(spent, 6)
-    for name in RETRACTED:
-        if lost := growth(before, after, name):
-            run.notes.append(f"the server retracted {counted(int(lost), 'request')}: its KV cache was full")
+    if lost := retracted(before, after):
+        run.notes.append(f"the server retracted {counted(lost, 'request')}: its KV cache was full")
     drafts = growth(before, after, DRAFTS)
     if drafts and after is not None:
         places = sorted(map(int, after.categories(ACCEPTED, "position")))

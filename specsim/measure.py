@@ -94,8 +94,10 @@ def _ms(value: float, half: float, n: int, how: str) -> Quantity:
 
 
 def logged(lines: Sequence[DecodeLine], batch: int) -> Quantity | None:
-    """Milliseconds a step from steady log intervals of `batch` requests; None for fewer than two."""
-    values = sorted(line.step_ms for line in lines if line.running == batch)
+    """Milliseconds a step from steady log intervals of `batch` requests; None for fewer than two. Data-parallel schedulers are
+    taken to share them evenly."""
+    schedulers = len({line.rank for line in lines})
+    values = sorted(line.step_ms for line in lines if line.running * schedulers == batch)
     if len(values) < 2:
         return None
     middle = statistics.median(values)
@@ -139,6 +141,7 @@ class _Series:
     answers: list[Answer] = field(default_factory=list)
     cycles: list[float] = field(default_factory=list)
     phases: dict[str, list[float]] = field(default_factory=dict)  # seconds a category, one entry an answer
+    counted: bool = False  # the server has counters
     passes: list[float] = field(default_factory=list)
     eager_passes: float = 0.0
     graph_passes: float = 0.0
@@ -160,6 +163,17 @@ def growth(before: Counters | None, after: Counters | None, name: str, **labels:
     return gained
 
 
+def retracted(before: Counters | None, after: Counters | None) -> int:
+    """Requests that the server took out of a batch between two moments, 0 where it does not say; of all data-parallel ranks, as
+    each counts its own. Raises PointError where a counter lost."""
+    lost = 0.0
+    for name in RETRACTED:
+        ranks = after.categories(name, "dp_rank") if after is not None else []
+        own = [growth(before, after, name, dp_rank=r) for r in ranks] or [growth(before, after, name)]
+        lost += sum(grown or 0.0 for grown in own)
+    return math.ceil(lost)
+
+
 def _one(
     client: Client, served: Served, token_ids: list[list[int]], new_tokens: int, series: _Series, log: LogTail | None
 ) -> None:
@@ -167,11 +181,10 @@ def _one(
     before = counters(client)
     answer = generate(client, served, token_ids, new_tokens)
     after = counters(client)
-    for name in RETRACTED:
-        if (lost := growth(before, after, name)) and lost > 0:
-            raise PointError(
-                f"the server retracted {counted(int(lost), 'request')}: its KV cache is too small; lower --batch or --context"
-            )
+    if lost := retracted(before, after):
+        raise PointError(
+            f"the server retracted {counted(lost, 'request')}: its KV cache is too small; lower --batch or --context"
+        )
     cycles = answer.cycles
     if cycles is None:
         drafts = growth(before, after, DRAFTS) or 0.0
@@ -195,6 +208,7 @@ def _one(
     series.answers.append(answer)
     series.cycles.append(cycles)
     if before is not None and after is not None:
+        series.counted = True
         for category in after.categories(TIMER, "category"):
             spent = growth(before, after, TIMER, category=category)
             past = series.phases.setdefault(category, [0.0] * (len(series.answers) - 1))
@@ -259,7 +273,7 @@ def measure(
     for repeat in range(plan.max_repeats):
         for n in chosen if repeat % 2 == 0 else chosen[::-1]:
             _one(client, served, token_ids, math.ceil(n * accept) + 1, series, log)
-        cycle = slope(series.cycles, [a.seconds for a in series.answers])
+        cycle = _cycle(series)
         narrow = cycle.high is not None and (cycle.high - cycle.value) <= plan.width * abs(cycle.value)
         if repeat + 1 >= plan.min_repeats and (narrow or time.perf_counter() - begin > plan.point_s):
             break
@@ -279,9 +293,26 @@ def measure(
     return point
 
 
+def _cycle(series: _Series) -> Quantity:
+    """The time of a step or cycle. Raises PointError when the answers do not tell it."""
+    if len(set(series.cycles)) == 1:
+        lengths = sorted({a.new_tokens for a in series.answers})
+        raise PointError(
+            f"answers of {lengths[0]} and of {lengths[-1]} tokens took {counted(int(series.cycles[0]), 'cycle')} each, as the "
+            "server counts them (spec_verify_ct)"
+        )
+    return slope(series.cycles, [a.seconds for a in series.answers])
+
+
 def _point(served: Served, batch: int, context: int, series: _Series, cycle: Quantity) -> Point:
-    speculative = served.speculative or series.drafts > 0 or any(a.histogram for a in series.answers)
+    told = any(a.histogram or a.accept_lengths for a in series.answers)
+    speculative = served.speculative or series.drafts > 0 or told
     notes: list[str] = []
+    if late := sum(a.skewed for a in series.answers):
+        notes.append(
+            f"the server says of {late} of {len(series.answers)} batches that they took longer than the client waited: "
+            "there the client's clock is taken"
+        )
     raw: dict[str, object] = {
         "prompt_tokens": context,
         "new_tokens": [a.new_tokens for a in series.answers],
@@ -291,18 +322,21 @@ def _point(served: Served, batch: int, context: int, series: _Series, cycle: Qua
         "regression_ms": cycle.model_dump(),
     }
     graph = None
-    if len(series.passes) == len(series.answers):
+    if len(series.passes) == len(series.answers) and any(series.passes):
         raw["decode_passes"] = series.passes
         if series.graph_passes or series.eager_passes:
             graph = series.graph_passes > series.eager_passes
         if min(series.graph_passes, series.eager_passes) > 0:
             notes.append(f"{series.graph_passes:g} steps ran in a CUDA graph and {series.eager_passes:g} eagerly")
         mean = series.drafts > 0  # of all requests, which the longest may exceed by a quarter
-        rate = slope(series.drafted if mean else series.cycles, series.passes).value / 1e3
+        own = series.drafted if mean else series.cycles
+        rate = slope(own, series.passes).value / 1e3 if len(set(own)) > 1 else 0.0
         if rate > (UNSTEADY_MEAN if mean else UNSTEADY):
             raise PointError(
                 f"the batch was not steady: {rate:.2f} target passes a step; can the server hold {batch} requests?"
             )
+    elif series.counted:
+        notes.append("its counters do not show its steps: that the batch was steady is not known")
     chosen = cycle
     from_log = logged(series.lines, batch)
     if from_log is not None:

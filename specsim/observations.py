@@ -23,12 +23,13 @@ from specsim.observe_bench import read_object
 from specsim.observe_checks import CONTRADICTION, compare, make_record
 from specsim.observe_llama import LlamaLog
 from specsim.observe_metrics import Metrics
-from specsim.observe_read import Collector, Source, open_sources, scrub
+from specsim.observe_read import Collector, Source, open_sources
 from specsim.observe_serving import ConsoleBench
 from specsim.observe_sglang import SglangLog
 from specsim.observe_trace import KernelClass, classify, kernels_table, looks_like_trace, read_trace
 from specsim.observe_vllm import VllmLog
 from specsim.records import Record
+from specsim.redaction import scrub
 
 __all__ = ["FORMATS", "KernelClass", "classify", "contradictions", "kernels_table", "observe"]
 

@@ -22,10 +22,11 @@ from specsim.observe_checks import (
     title,
     whole,
 )
-from specsim.observe_read import Source, scrub
+from specsim.observe_read import Source
 from specsim.observe_serving import bench_record
 from specsim.observe_sglang import server_info_record
 from specsim.records import EngineRun, Point, Record
+from specsim.redaction import scrub
 
 _KEPT_OF_CELL = (
     "concurrency",

@@ -20,8 +20,9 @@ from datetime import datetime
 from itertools import combinations
 from typing import Any, Literal
 
-from specsim.observe_read import Source, flag_value, scrub
+from specsim.observe_read import Source, flag_value
 from specsim.records import EngineRun, Point, Quantity, Record
+from specsim.redaction import scrub
 
 CONTRADICTION = "contradiction: "
 Engine = Literal["sglang", "vllm", "other"]

@@ -12,8 +12,9 @@ from collections import defaultdict
 from typing import Any
 
 from specsim.observe_checks import CONTRADICTION, check_length, check_rate, make_record, read_positions, read_rates
-from specsim.observe_read import Source, scrub
+from specsim.observe_read import Source
 from specsim.records import EngineRun, Point, Quantity, Record
+from specsim.redaction import scrub
 
 _SAMPLE = re.compile(r"^(sglang|vllm|llamacpp)[:_]([a-zA-Z0-9_:]+)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?\s*$")
 _LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')

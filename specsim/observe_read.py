@@ -2,7 +2,7 @@
 
 What engines leave behind is often damaged: coloured for a terminal, cut off, half UTF-16, gigantic. A `Source` reads
 all of it with bounded memory, keeps the good part and notes in `caveats` what it had to mend and where. Nothing secret
-leaves this module: `scrub` removes keys and tokens before anything is stored.
+is stored: readers pass what they keep through `specsim.redaction.scrub`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import io
 import json
 import os
 import re
-import shlex
 import sys
 import time
 import zlib
@@ -27,6 +26,7 @@ from urllib import request as url_request
 
 from specsim.errors import InputError, WorkError
 from specsim.progress import report
+from specsim.redaction import KEY_VARIABLES, is_secret, plain, safe_address, scrub
 
 if TYPE_CHECKING:
     from specsim.records import Record
@@ -38,25 +38,15 @@ MAX_DOWNLOAD = 64 << 20
 MAX_CAVEATS = 50
 TIMEOUT_S = 10.0
 DEADLINE_S = 60.0
-API_KEY_VARIABLE = "SPECSIM_API_KEY"
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _SURROGATE = re.compile("[\udc80-\udcff]")
-_SECRET_KEY = re.compile(
-    r"api[-_]?key|secret|passw|credential|authorization|private[-_]?key|access[-_]?key|(?:^|[-_])(?:hf|auth)?_?token$",
-    re.IGNORECASE,
-)
-_SECRET_VALUE = re.compile(
-    r"hf_[A-Za-z0-9]{8,}|\bsk-[A-Za-z0-9_-]{8,}|\bgh[pousr]_[A-Za-z0-9]{16,}|\bAKIA[0-9A-Z]{12,}"
-    r"|(?<=[Bb]earer )\S+|\beyJ[\w-]{8,}\.[\w-]+\.[\w-]+|(?<=://)[^/@\s]+(?=@)"
-)
 _OTHER_MAGIC = {
     b"PK\x03\x04": "a zip archive; unpack it first",
     b"\x28\xb5\x2f\xfd": "zstd-compressed; unpack it with `zstd -d` first",
     b"\xfd7zXZ": "xz-compressed; unpack it with `xz -d` first",
     b"SQLite format 3": "an SQLite database (Nsight Systems?); export it as text or take a torch profile",
 }
-REDACTED = "[redacted]"
 
 
 @dataclass
@@ -311,7 +301,7 @@ def _fetch(address: str) -> Source:
     began = time.monotonic()
     try:
         request = url_request.Request(address, headers={"User-Agent": "specsim", "Accept-Encoding": "identity"})
-        if key := os.environ.get(API_KEY_VARIABLE):
+        if key := os.environ.get(KEY_VARIABLES[0]):
             request.add_unredirected_header("Authorization", f"Bearer {key}")
         body = bytearray()
         with opener.open(request, timeout=TIMEOUT_S) as answer:
@@ -324,7 +314,7 @@ def _fetch(address: str) -> Source:
     except WorkError:
         raise
     except url_error.HTTPError as problem:
-        hint = f"; set {API_KEY_VARIABLE}" if problem.code in (401, 403) else ""
+        hint = f"; set {KEY_VARIABLES[0]}" if problem.code in (401, 403) else ""
         raise WorkError(f"{name}: the server answered {problem.code}{hint}") from None
     except (OSError, ValueError, url_error.URLError) as problem:
         reason = str(getattr(problem, "reason", problem)).replace("\n", " ")
@@ -335,58 +325,6 @@ def _fetch(address: str) -> Source:
     if not data:
         raise WorkError(f"{name}: the answer is empty")
     return Source(name, _now(), lambda: io.BytesIO(data))
-
-
-def safe_address(address: str) -> str:
-    """The address without user, password and secret-looking query values."""
-    address = _SECRET_VALUE.sub(REDACTED, address)
-    return re.sub(r"([?&])([^=&#]*)=([^&#]*)", lambda m: _query(m.group(1), m.group(2), m.group(3)), address)
-
-
-def _query(mark: str, key: str, value: str) -> str:
-    return f"{mark}{key}={REDACTED if _SECRET_KEY.search(key) or key.lower() in ('key', 'auth') else value}"
-
-
-def plain(text: str) -> str:
-    """The text without lone surrogates, which no UTF-8 file can hold."""
-    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
-
-
-def is_secret(key: str) -> bool:
-    """Whether a key of a configuration names a secret (api_key, hf_token, ssl_keyfile_password, ...)."""
-    return bool(_SECRET_KEY.search(key))
-
-
-def scrub(value: Any) -> Any:
-    """The value with secrets replaced, in dictionaries, lists and strings, and with NaN and infinity made None."""
-    if isinstance(value, Mapping):
-        hidden = {k for k, v in value.items() if is_secret(str(k)) and v not in (None, "", False)}
-        return {plain(str(k)): REDACTED if k in hidden else scrub(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        out: list[Any] = []
-        for item in value:
-            after = out[-1] if out and isinstance(out[-1], str) else ""
-            secret = after.startswith("-") and "=" not in after and is_secret(after)
-            out.append(REDACTED if secret else scrub(item))
-        return out
-    if isinstance(value, str):
-        flag, mark, _ = value.partition("=")
-        if mark and is_secret(flag) and " " not in flag:
-            return f"{plain(flag)}={REDACTED}"
-        return _SECRET_VALUE.sub(REDACTED, plain(value))
-    if isinstance(value, float) and value - value != 0.0:
-        return None
-    return value
-
-
-def without_secrets(line: str) -> str:
-    """A launch line as it may be shown to others: keys and tokens are redacted."""
-    try:
-        words = shlex.split(line)
-    except ValueError:  # an open quote: no launch line
-        return line
-    clean = scrub(words)
-    return line if clean == words else shlex.join(clean)
 
 
 # Flags that can change a step's time or the acceptance; nothing else of a server's configuration is stored.

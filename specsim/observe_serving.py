@@ -27,8 +27,9 @@ from specsim.observe_checks import (
     version_text,
     whole,
 )
-from specsim.observe_read import Source, scrub, to_flags
+from specsim.observe_read import Source, to_flags
 from specsim.records import EngineRun, Point, Record
+from specsim.redaction import scrub
 
 _KEPT = (
     "duration",

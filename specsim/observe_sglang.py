@@ -31,9 +31,10 @@ from specsim.observe_checks import (
     version_text,
     whole,
 )
-from specsim.observe_read import Source, flag_value, scrub, to_flags
+from specsim.observe_read import Source, flag_value, to_flags
 from specsim.quantities import counted
 from specsim.records import EngineRun, Point, Record
+from specsim.redaction import scrub
 
 LEAST_TOKENS_PER_S = 1.0  # of one sequence; an interval below it held idle time
 OUTLIER = 3.0  # times the median cycle of its batch: an interval that held something else than decoding

@@ -26,8 +26,9 @@ from numpy.typing import NDArray
 
 from specsim.errors import InputError
 from specsim.observe_checks import make_record, number, quantity
-from specsim.observe_read import Source, open_sources, plain, scrub
+from specsim.observe_read import Source, open_sources
 from specsim.records import EngineRun, Point, Record
+from specsim.redaction import plain, scrub
 
 MAX_KERNELS = 4_000_000
 MAX_LAUNCHES = 4_000_000

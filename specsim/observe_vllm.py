@@ -23,8 +23,9 @@ from specsim.observe_checks import (
     quantity,
     read_positions,
 )
-from specsim.observe_read import Source, scrub, to_flags
+from specsim.observe_read import Source, to_flags
 from specsim.records import EngineRun, Point, Record
+from specsim.redaction import scrub
 
 _ENGINE = re.compile(
     r"(?:Engine (\d+): )?Avg prompt throughput: ([\d.]+) tokens/s, Avg generation throughput: ([\d.]+) tokens/s,"

@@ -15,7 +15,8 @@ from pathlib import Path
 from types import TracebackType
 
 from specsim.errors import InputError, WorkError
-from specsim.live import Client, PointError, ServerError, hide, secrets_of
+from specsim.live import Client, PointError, ServerError
+from specsim.redaction import hide, own_secrets
 
 # NVLink multicast objects can put a host's GPUs out of service for everybody on it: off unless asked for by name.
 MULTICAST_FLAGS = ("--enable-torch-symm-mem", "--enable-symm-mem", "--enable-nccl-nvls", "--enable-mscclpp")
@@ -87,7 +88,7 @@ class Launched:
     ) -> None:
         self.command, self.env, self.log = list(command), dict(env), log
         self.client = Client(f"http://127.0.0.1:{port}", timeout)
-        self._secrets = secrets_of(self.command, self.env)
+        self._secrets = own_secrets(self.command, self.env)
         self._process: subprocess.Popen[bytes] | None = None
         self._seen: set[int] = set()
 

@@ -29,6 +29,9 @@ OWN_FLAGS = {
     "--speculative-eagle-topk": "topk", "--speculative-num-draft-tokens": "draft_tokens",
 }  # fmt: skip
 Count = Annotated[int, Field(ge=1, le=4096)]
+Context = Annotated[int, Field(ge=16, le=2**20)]
+Word = Annotated[str, Field(pattern=r"^[^\x00]*$")]  # of a command line
+Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 
 class Setup(BaseModel):
@@ -49,15 +52,17 @@ class Setup(BaseModel):
     draft_tokens: Count | None = None
     accept_length: Annotated[float, Field(ge=1)] | None = None  # simulated; None: 2, or 1 when nothing more fits
     batches: Annotated[list[Count], Field(min_length=1)] = [1, 4, 16, 32]
-    contexts: Annotated[list[Annotated[int, Field(ge=16, le=2**20)]], Field(min_length=1)] = [1024]
-    points: list[tuple[Count, int]] | None = None  # (batch, context) pairs instead of batches x contexts
+    contexts: Annotated[list[Context], Field(min_length=1)] = [1024]
+    points: Annotated[list[tuple[Count, Context]], Field(min_length=1)] | None = (
+        None  # (batch, context) pairs instead of batches x contexts
+    )
     load: Load | None = None  # requests by the clock; without batches or points of its own nothing else is measured
     eager: bool = False  # --disable-cuda-graph
     uniform_experts: bool | None = None  # spread dummy routing evenly; None: when the model has experts
     weights: Literal["dummy", "real"] = "dummy"
     memory: Annotated[float, Field(gt=0, lt=1)] = 0.8  # --mem-fraction-static
-    flags: list[str] = []  # further server flags, as on the command line
-    env: dict[str, str] = {}
+    flags: list[Word] = []  # further server flags, as on the command line
+    env: dict[Variable, Word] = {}
     profile: bool = False  # also a kernel table of the first point
     routing: str | None = None  # told in the record when the routing is not uniform
     about: str = ""
@@ -87,14 +92,16 @@ def load_setups(path: Path) -> list[Setup]:
     unknown = set(document) - {"scenarios", "defaults"}
     if unknown:
         raise InputError(f"unknown key {min(map(str, unknown))!r}", where=str(path), mend="known: defaults, scenarios")
-    defaults = document.get("defaults") or {}
+    if not document["scenarios"]:
+        raise InputError("lists no scenario", where=str(path), mend="see validation/README.md for an example")
+    defaults = _mapping(document.get("defaults"), f"{path}, defaults")
     found = []
     for number, entry in enumerate(document["scenarios"], 1):
-        if not isinstance(entry, dict) or not isinstance(defaults, dict):
+        if not isinstance(entry, dict):
             raise InputError("is not a mapping", where=f"{path}, scenario {number}", mend="write key: value lines")
         where = f"{path}, scenario {entry.get('name', number)}"
-        env = {**(defaults.get("env") or {}), **(entry.get("env") or {})}
-        merged = {**defaults, **entry, "env": {k: str(v) for k, v in env.items()}}
+        env = {**_mapping(defaults.get("env"), f"{path}, defaults, env"), **_mapping(entry.get("env"), f"{where}, env")}
+        merged = {**defaults, **entry, "env": {k: str(v) for k, v in env.items() if v is not None}}
         for key in ("model", "draft"):
             if merged.get(key):
                 merged[key] = path.parent / str(merged[key])
@@ -104,6 +111,13 @@ def load_setups(path: Path) -> list[Setup]:
     if twice:
         raise InputError(f"two scenarios are called {min(twice)!r}", where=str(path), mend="give each its own name")
     return found
+
+
+def _mapping(value: Any, where: str) -> dict[str, Any]:
+    """The value as a mapping, {} for none. Raises InputError."""
+    if not isinstance(value, dict | None):
+        raise InputError("is not a mapping", where=where, mend="write key: value lines")
+    return value or {}
 
 
 def make_setup(values: dict[str, Any], where: str) -> Setup:

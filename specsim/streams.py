@@ -19,10 +19,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from specsim.live import Client, PointError, Served, ServerError, hide, message_of, no_answer, secrets_of
+from specsim.live import Client, PointError, Served, ServerError, message_of, no_answer
 from specsim.quantities import counted
+from specsim.redaction import hide, own_secrets
 
-_TOKENS = re.compile(rb'"completion_tokens":\s*(\d+)')
+_TOKENS = re.compile(rb'"completion_tokens":\s*(\d{1,12})\b')
 
 
 @dataclass
@@ -35,6 +36,12 @@ class Stream:
     chunk_tokens: array[int] = field(default_factory=lambda: array("q"))  # tokens received by then
     last: dict[str, Any] = field(default_factory=dict)  # the last event
     error: str = ""
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """What SGLang says of the request in its last event, {} where it says nothing."""
+        meta = self.last.get("meta_info")
+        return meta if isinstance(meta, dict) else {}
 
     @property
     def tokens(self) -> int:
@@ -115,6 +122,8 @@ class _Receiver(asyncio.Protocol):
             try:
                 size = int(self.raw[at:end].split(b";")[0], 16)
             except ValueError:
+                size = -1
+            if size < 0:
                 self.status = 599
                 return
             if len(self.raw) < end + size + 4:
@@ -142,7 +151,7 @@ class _Receiver(asyncio.Protocol):
 
     def outcome(self, wanted: int) -> str:
         """Why the request failed, without the API key; empty when it did not."""
-        return hide(self._outcome(wanted), secrets_of())
+        return hide(self._outcome(wanted), own_secrets())
 
     def _outcome(self, wanted: int) -> str:
         try:
@@ -152,7 +161,7 @@ class _Receiver(asyncio.Protocol):
             self.stream.last = json.loads(self.event[len(b"data:") :]) if self.event else {}
         except (PointError, ServerError) as error:
             return str(error)
-        except ValueError:
+        except (ValueError, RecursionError):
             return f"{self.run.client.url}{self.run.path}: a broken event"
         if not isinstance(self.stream.last, dict):
             self.stream.last = {}
@@ -161,7 +170,7 @@ class _Receiver(asyncio.Protocol):
         if not self.done:
             return f"{self.run.client.url}: a stream broke off after {counted(self.stream.tokens, 'token')}"
         if self.stream.tokens != wanted:
-            reason = json.dumps((self.stream.last.get("meta_info") or {}).get("finish_reason"))[:120]
+            reason = json.dumps(self.stream.meta.get("finish_reason"))[:120]
             return f"{self.run.client.url}: {counted(self.stream.tokens, 'token')} instead of {wanted} (finish reason {reason})"
         return ""
 
@@ -213,7 +222,7 @@ def send(
     A request that fails says why in its `error`. When nobody listens any more the rest is not sent.
     """
     path = "/v1/completions" if served.engine == "vllm" else "/generate"
-    head = client.headers("text/event-stream") | {"Host": client.host, "Connection": "close"}
+    head = client.headers("text/event-stream") | {"Host": client.netloc, "Connection": "close"}
     requests = []
     for ids in prompts:
         content = json.dumps(_body(served, ids, new_tokens)).encode()

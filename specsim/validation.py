@@ -36,14 +36,12 @@ from specsim.live import (
     counters,
     flags_of,
     identify,
-    redact,
-    scrub,
-    without_key,
 )
 from specsim.load import Load, measure_loads, seconds_of
 from specsim.measure import Plan, measure
 from specsim.profiles import load_profile
 from specsim.records import Correction, EngineRun, Point, Quantity, Record
+from specsim.redaction import scrub, without_key
 from specsim.scenarios import check_heads
 from specsim.server import Launched, free_port, refuse_multicast
 from specsim.setups import OWN_FLAGS, Setup, config_of, moe_layers, server_env, server_flags, target_config
@@ -261,18 +259,17 @@ def run_url(
         environment=_environment(served),
         method=METHOD,
     )
-    record.engine = EngineRun(name=served.engine, version=served.version, flags=redact([*flags_of(served), *flags]))
+    record.engine = EngineRun(name=served.engine, version=served.version, flags=scrub([*flags_of(served), *flags]))
     record.target_config = target or _find_config(Path(served.model))
     draft = served.info.get("speculative_draft_model_path")
     record.draft_config = _find_config(Path(str(draft))) if draft else None
     if record.target_config is None:
         record.caveats.append("the model's config.json was not found from here: replay needs it (give --model DIR)")
     record.caveats.append("other users' requests, if there were any, slow the steps down")
-    if served.engine == "vllm" and not served.speculative and counters(client) is None:
-        record.caveats.append(
-            "the server has no /metrics: were it to draft, its cycles were taken for steps of one token"
-        )
-        say("  it has no /metrics, so that whether it drafts is not known: if so, say it by --vllm-args")
+    if counters(client) is None:
+        caveat, hint = _blind(served)
+        record.caveats.append(f"the server has no /metrics: {caveat}")
+        say(f"  it has no /metrics, so that {hint}")
     record.name, record.hardware = free_name(folder, label), hardware
     recorder = Recorder(record, folder)
     try:
@@ -284,6 +281,17 @@ def run_url(
     if not recorder.drop_if_empty():
         raise WorkError(f"{client.url}: no point could be measured; see the lines above")
     return recorder.path, failed
+
+
+def _blind(served: Served) -> tuple[str, str]:
+    """What is not known of a server without counters: for its record, and what would mend it."""
+    if served.engine == "sglang":
+        caveat = "phases were not timed, and that batches were steady is not known"
+        return caveat, "nothing times its phases or tells a steady batch: start it with --enable-metrics"
+    if served.speculative:
+        return "that batches were steady is not known", "its cycles cannot be counted: open /metrics to this client"
+    caveat = "were it to draft, its cycles were taken for steps of one token"
+    return caveat, "whether it drafts is not known: if so, say it by --vllm-args"
 
 
 def _tail(log: Path) -> LogTail:
@@ -343,7 +351,7 @@ def run_setup(
             kind="validation", name=setup.name, date=_now(), source="specsim validate --launch", method=METHOD
         )
         record.name, record.hardware = free_name(folder, setup.name), setup.hardware
-        record.engine = EngineRun(name="sglang", flags=redact(_portable(flags, setup)), env=scrub(env))
+        record.engine = EngineRun(name="sglang", flags=scrub(_portable(flags, setup)), env=scrub(env))
         record.target_config, record.draft_config = config, draft_config
         if experts:
             record.corrections.append(UNIFORM)
@@ -352,7 +360,7 @@ def run_setup(
         if setup.about:
             record.caveats.append(setup.about)
         log = folder / "logs" / f"{record.name}.log"
-        say(f"{setup.name}: starting {' '.join(redact([*command, *flags]))}")
+        say(f"{setup.name}: starting {' '.join(scrub([*command, *flags]))}")
         server = stack.enter_context(Launched([*command, *flags], env, chosen, log, request_timeout))
         took = server.wait(min(start_timeout, max(deadline - time.monotonic(), 1.0)), say)
         say(f"{setup.name}: healthy after {took:.0f} s")

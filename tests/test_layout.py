@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Read the code in this order; a module imports only from modules before it. A new module gets its place here.
 READING_ORDER = """
-    errors progress files names team quantities pages records host_speed
+    errors progress files names redaction team quantities pages records host_speed
     models keys formats families patterns drafters configs model_text
     routing ops profiles profile_text engines launch_words launch_flags launch_sglang launch_vllm launch machine forward
     acceptance scenarios reproduce cycle memory provenance prediction agreement text

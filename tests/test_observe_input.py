@@ -17,7 +17,8 @@ from specsim.cli import main
 from specsim.errors import InputError, WorkError
 from specsim.observations import contradictions, observe, salvage
 from specsim.observe_checks import quantity, read_positions, read_rates
-from specsim.observe_read import REDACTED, open_sources, safe_address, scrub, to_flags
+from specsim.observe_read import open_sources, to_flags
+from specsim.redaction import REDACTED, safe_address, scrub
 
 LINE = (
     "[2026-02-03 10:00:0{} TP0] Decode batch, #running-req: 1, #token: 1500, token usage: 0.05, accept len: 1.80, accept rate: 0.60,"

@@ -13,9 +13,9 @@ from documents import COMMANDS, document, printed, text_of
 import specsim
 from specsim.acceptance import Acceptance
 from specsim.configs import load_preset
-from specsim.observe_read import without_secrets
 from specsim.profiles import load_profile
 from specsim.provenance import KINDS, sources_of
+from specsim.redaction import without_secrets
 from specsim.scenarios import build
 
 OTHERS = {

@@ -12,10 +12,11 @@ from fake_server import FakeServer
 from specsim.engines import command_line
 from specsim.errors import InputError
 from specsim.launch import read_launch
-from specsim.live import _FLAGS, Client, Served, ServerError, flags_of, generate, identify, scrub
+from specsim.live import _FLAGS, Client, Served, ServerError, flags_of, generate, identify
 from specsim.load import Load
 from specsim.measure import Plan, measure
 from specsim.records import Point, Record
+from specsim.redaction import REDACTED, scrub
 from specsim.validation import run_url
 
 PLAN = Plan(min_repeats=2, max_repeats=2, lengths=(4, 8, 16, 24))
@@ -49,10 +50,10 @@ def test_a_key_in_what_the_server_says_of_itself_is_in_no_record(
     said: list[str] = []
     with FakeServer(fault="tells") as server:
         path, _ = run_url(server.url, [(1, 32)], tmp_path, PLAN, said.append)
-    assert path.name == "sglang-Bearer.json"
+    assert path.name == "sglang-Bearer-redacted.json"
     assert "sesame" not in path.read_text() + " ".join(said)
     record = Record.model_validate(json.loads(path.read_text()))
-    assert record.environment["attention_backend"] == "Bearer ***"
+    assert record.environment["attention_backend"] == "Bearer [redacted]"
 
 
 def test_a_key_that_is_none_hides_no_word_of_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,6 +101,7 @@ def test_an_address_holds_no_query_whose_key_would_go_nowhere() -> None:
 @pytest.mark.parametrize("name", ["api_key", "OPENAI_KEY", "HF_TOKEN", "ssl_keyfile_password", "Authorization"])
 def test_names_that_speak_of_a_secret(name: str) -> None:
     assert scrub({name: "sesame", "max_total_num_tokens": 5, "tokenizer_path": "x"}) == {
+        name: REDACTED,
         "max_total_num_tokens": 5,
         "tokenizer_path": "x",
     }

@@ -267,7 +267,7 @@ def print_result(document: dict[str, Any]) -> None:
 def command_line() -> str:
     """The line that runs here, without what only says where it runs and where its output goes, and with what a file of
     defaults gave it; keys and tokens are redacted."""
-    from specsim.observe_read import scrub, without_secrets
+    from specsim.redaction import scrub, without_secrets
 
     run = click.get_current_context().find_root().obj or {}
     words: list[str] = []
