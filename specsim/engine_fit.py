@@ -29,7 +29,7 @@ from specsim.profiles import EngineTerms, Profile, Source
 from specsim.progress import track
 from specsim.quantities import counted, six
 from specsim.records import Correction, Point, Record
-from specsim.replay import added_ms, scenario_of
+from specsim.replay import added_ms, left_out, scenario_of
 from specsim.scenarios import Scenario
 
 Array = NDArray[np.float64]
@@ -175,28 +175,25 @@ def cases_of(
         raise InputError(f"the records are of {', '.join(engines)}", where="fit", mend="choose one with --engine")
     if engine is not None and engines and engine not in engines:
         raise InputError(f"no record is of {engine}", where="--engine", mend=f"they are of {', '.join(engines)}")
-    cases, skipped = [], []
+    cases: list[Case] = []
+    unpriced: dict[tuple[str, str], list[Point]] = {}
     for record in track(records, "records"):
         if engine is not None and record.engine and record.engine.name != engine:
             continue
-        points = [p for p in record.points if p.batch and any(getattr(p, f"{phase}_ms") for phase in PHASES)]
-        if not points:
-            continue
-        try:
-            first = scenario_of(record, points[0], hardware)
-        except InputError as error:
-            skipped.append(f"{record.name}: {error}")
-            continue
-        batch = np.array([p.batch for p in points], dtype=float)
-        scenario = replace(first, batch=batch, context=np.array([round(p.context or 0) for p in points], dtype=float))
-        seen = tuple(s for place, point in enumerate(points) for s in _seen(point, place))
-        case = Case(record.name, _model(scenario), scenario, machine_of(scenario), tuple(record.corrections), seen)
-        has = {phase for phase, time in case.times({}).items() if np.all(time > 0)}  # one draft step is no draft pass
-        has -= {"decode"} if scenario.method != "none" else set()
-        has -= WAITING if scenario.parallel.tp > 1 else set()
-        seen = tuple(s for s in seen if s.phase in has)
-        if seen:
-            cases.append(replace(case, seen=seen))
+        points, first = [], None
+        for point in record.points:
+            if point.batch is None or not any(_seen(point, 0)):
+                continue
+            try:
+                scenario = scenario_of(record, point, hardware)
+            except InputError as error:
+                unpriced.setdefault((record.name, str(error)), []).append(point)
+                continue
+            points.append(point)
+            first = first or scenario
+        case = None if first is None else _case(record, first, points)
+        cases += [case] if case is not None and case.seen else []
+    skipped = left_out(unpriced)
     if not cases and not skipped:
         mend = "give steady runs; runs under load and logs without a batch have none"
         raise InputError("no record holds the time of a step at a batch", where="fit", mend=mend)
@@ -204,6 +201,20 @@ def cases_of(
         why = f" ({skipped[0]})" if skipped else ""
         raise InputError(f"no point could be predicted{why}", where="fit", mend="give --hardware, or other records")
     return cases, skipped
+
+
+def _case(record: Record, first: Scenario, points: Sequence[Point]) -> Case:
+    """The case of a record's points, all in one scenario; `first`: that of the first point."""
+    batch, context = (
+        np.array(a, dtype=float) for a in zip(*((p.batch, round(p.context or 0)) for p in points), strict=True)
+    )
+    scenario = replace(first, batch=batch, context=context)
+    seen = tuple(s for place, point in enumerate(points) for s in _seen(point, place))
+    case = Case(record.name, _model(scenario), scenario, machine_of(scenario), tuple(record.corrections), seen)
+    has = {phase for phase, time in case.times({}).items() if np.all(time > 0)}  # one draft step is no draft pass
+    has -= {"decode"} if scenario.method != "none" else set()
+    has -= WAITING if scenario.parallel.tp > 1 else set()
+    return replace(case, seen=tuple(s for s in seen if s.phase in has))
 
 
 def _seen(point: Point, place: int) -> Iterator[Seen]:

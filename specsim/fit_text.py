@@ -28,6 +28,8 @@ def page(found: Fitted | Fit) -> Page:
         yield from _apart(found)
         yield Line()
     yield _errors(fitted, held)
+    if isinstance(found, Fitted):
+        yield from (Line(f"note: {warning}", "warning") for warning in found.warnings)
 
 
 def _apart(found: Fitted) -> Iterator[Line]:

@@ -17,7 +17,7 @@ from specsim.files import path_of, write_atomically
 from specsim.pages import Shown
 from specsim.profiles import EngineTerms, Profile, dump_profile, load_profile
 from specsim.quantities import six
-from specsim.replay import load
+from specsim.replay import distinct, load, on_others
 
 
 @dataclass(frozen=True, repr=False)
@@ -26,7 +26,7 @@ class Fitted(Shown):
 
     `left_out`: a line for each record that it could not use; `boxes`: names of the profiles of those that it used. `set_aside`:
     why, by record that was only predicted since it says nothing about the terms. `apart`: median of predicted / observed - 1 by
-    record that was fitted and is far from what the others say."""
+    record that was fitted and is far from what the others say. `warnings`: lines on records of another GPU than their profile's."""
 
     page_from = "specsim.fit_text"
 
@@ -36,6 +36,7 @@ class Fitted(Shown):
     boxes: tuple[str, ...]
     set_aside: Mapping[str, str] = field(default_factory=dict)
     apart: Mapping[str, float] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
 
     def json(self) -> dict[str, Any]:
         """The document of schema specsim.fit/1: terms in the units that their names end in, errors as fractions."""
@@ -43,6 +44,7 @@ class Fitted(Shown):
             **engine_fit.document(self.fit, self.held, self.left_out),
             "set_aside": [{"record": record, "reason": why} for record, why in self.set_aside.items()],
             "standing_apart": [{"record": record, "median_error": six(e)} for record, e in self.apart.items()],
+            "warnings": list(self.warnings),
         }
 
     def profile(self, hardware: str | None = None) -> Profile:
@@ -70,8 +72,10 @@ def fit(
     """
     for name in terms or ():  # before the records, of which there may be many
         engine_fit.known(name, EngineTerms.names())
-    found, left_out = load(path_of(records, "records"))
+    found, unreadable = load(path_of(records, "records"))
+    found, copies = distinct(found)
     cases, skipped = engine_fit.cases_of(found, hardware, engine)
+    left_out = (*unreadable, *copies, *skipped)
     kept, out = engine_fit.split(cases, tuple(hold_out))
     kept, aside, why = _set_aside(kept, include)
     used = {case.record for case in kept}
@@ -79,12 +83,17 @@ def fit(
     if output is not None:
         _one(boxes, hardware)  # before the work
     names = None if terms is None else list(terms)
-    fitted = engine_fit.fit(kept, names)
+    try:
+        fitted = engine_fit.fit(kept, names)
+    except InputError as error:
+        more = f" ({len(left_out)} left out, the first: {left_out[0]})" if left_out else ""
+        raise InputError(f"{error.what}{more}", where=error.where, mend=error.mend) from None
     held = [engine_fit.held_out(name, fitted, of) for name, of in (("held out", out), ("set aside", aside)) if of]
     if leave_one_out:
         held += engine_fit.leave_one_out(kept, names)
     far = apart.standing_apart(kept, fitted.values)
-    made = Fitted(fitted, tuple(held), (*left_out, *skipped), boxes, why, far)
+    others = tuple(on_others([r for r in found if r.name in used], hardware))
+    made = Fitted(fitted, tuple(held), left_out, boxes, why, far, others)
     if output is not None:
         write_atomically(Path(output), dump_profile(made.profile(hardware)))
     return made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -179,6 +180,22 @@ def load(path: Path) -> tuple[list[Record], list[str]]:
     return records, skipped
 
 
+def distinct(records: Sequence[Record]) -> tuple[list[Record], list[str]]:
+    """The records, each run once and each under a name of its own, and a line for each that is there twice: a copy would count
+    its errors twice, and a fit believe it twice."""
+    kept, lines = [], []
+    first: dict[str, str] = {}  # name, by all else of a record
+    for record in records:
+        content = record.model_dump_json(exclude={"name"})
+        if content in first:
+            lines.append(f"{record.name}: is the same run as {first[content]}, which counts once")
+            continue
+        names = itertools.chain([record.name], (f"{record.name} ({i})" for i in itertools.count(2)))
+        first[content] = name = next(n for n in names if n not in first.values())
+        kept.append(record if name == record.name else record.model_copy(update={"name": name}))
+    return kept, lines
+
+
 def predict_point(record: Record, point: Point, hardware: str | Profile | None) -> dict[str, Interval]:
     """What specsim says of a recorded point, a phase: value, low, high. Raises InputError when it cannot say anything.
 
@@ -261,13 +278,17 @@ def compare(
                     step = seen.get("cycle") or seen.get("decode") if phase == "host" else None
                     pairs.append(Pair(record.name, phase, point.batch, point.context, value, *said[phase], step))
     pairs.sort(key=lambda pair: -abs(pair.error))
-    return pairs, [_left_out(name, why, points) for (name, why), points in skipped.items()]
+    return pairs, left_out(skipped)
 
 
-def _left_out(name: str, why: str, points: Sequence[Point]) -> str:
-    """One line for the points of a record that are left out for one reason."""
-    what = f"batch {points[0].batch} context {points[0].context}" if len(points) == 1 else f"{len(points)} points"
-    return f"{name} {what}: {why}"
+def left_out(skipped: Mapping[tuple[str, str], Sequence[Point]]) -> list[str]:
+    """A line for the points of each record that are left out for one reason: points by (record, why)."""
+
+    def what(points: Sequence[Point]) -> str:
+        one = f"batch {points[0].batch} context {points[0].context}"
+        return one if len(points) == 1 else f"{len(points)} points"
+
+    return [f"{name} {what(points)}: {why}" for (name, why), points in skipped.items()]
 
 
 def compare_loads(records: Sequence[Record], hardware: str | Profile | None) -> tuple[list[Pair], list[str]]:
@@ -373,6 +394,7 @@ def run(
     if hardware is not None:
         load_profile(hardware)  # a wrong name is told once, and not for each record
     records, unreadable = load(path_of(path, "records"))
+    records, copies = distinct(records)
     records, unknown = complete(records, model, draft)
     pairs, skipped = compare(records, hardware, predictor)
     under_load, more = compare_loads(records, hardware)
@@ -383,13 +405,16 @@ def run(
         raise InputError(f"no point could be predicted; {why[0]}", where=str(path))
     named = {pair.record for pair in pairs}
     used = [r for r in records if r.name in named]
-    left_out = (*unreadable, *unknown, *skipped)
     return Result(
-        tuple(pairs), left_out, tuple(_sources(used, hardware)), tuple(unreadable), tuple(_on_others(used, hardware))
+        tuple(pairs),
+        (*unreadable, *copies, *unknown, *skipped),
+        tuple(_sources(used, hardware)),
+        tuple(unreadable),
+        tuple(on_others(used, hardware)),
     )
 
 
-def _on_others(records: Sequence[Record], hardware: str | None) -> Iterator[str]:
+def on_others(records: Sequence[Record], hardware: str | None) -> Iterator[str]:
     """Lines on records of another GPU than that of the profile which predicts them."""
     measured: dict[tuple[str, str], list[str]] = {}
     for record in records:
