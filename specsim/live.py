@@ -42,6 +42,10 @@ class ServerError(_Told):
     """The server is gone, changed, or is not an inference server: nothing more can be measured."""
 
 
+class BrokenError(ServerError):
+    """A connection broke off: the server is gone, or something between dropped this one."""
+
+
 class ChangedError(ServerError):
     """Another server answers than the one that the measurement began with: what was just measured counts for neither."""
 
@@ -85,7 +89,15 @@ class Client:
 
     def ask(self, method: str, path: str, body: Any = None, timeout: float | None = None) -> bytes:
         """The answer's bytes. Raises PointError for an HTTP status from 400 on; ServerError for one that no other request would
-        mend (a missing key, a redirect), and when no answer comes."""
+        mend (a missing key, a redirect), and when no answer comes: BrokenError where the connection broke, a GET's twice."""
+        try:
+            return self._ask(method, path, body, timeout)
+        except BrokenError:
+            if method != "GET":
+                raise
+        return self._ask(method, path, body, timeout)
+
+    def _ask(self, method: str, path: str, body: Any, timeout: float | None) -> bytes:
         limit = self.timeout if timeout is None else timeout
         headers = self.headers("application/json, text/plain")
         connect = http.client.HTTPSConnection if self.secure else http.client.HTTPConnection
@@ -101,8 +113,10 @@ class Client:
             raise ServerError(f"{self.url}{path}: no answer within {limit:g} s{mend}") from None
         except ConnectionRefusedError:
             raise ServerError(f"{self.url}: no server answers there (connection refused)") from None
-        except (http.client.HTTPException, OSError, ValueError) as error:
+        except (ssl.SSLError, socket.gaierror) as error:
             raise ServerError(no_answer(self.url, path, error)) from None
+        except (http.client.HTTPException, OSError, ValueError) as error:
+            raise BrokenError(no_answer(self.url, path, error)) from None
         finally:
             connection.close()
         self.check(answer.status, content, path)
@@ -118,6 +132,10 @@ class Client:
 
     def check(self, status: int, content: bytes, path: str) -> None:
         """Raises PointError or ServerError for an HTTP status that is no success."""
+        name = api_key()[1]
+        if status in (401, 403) and name:
+            doubt = f"to the key in {name}; is it the server's, and does a proxy in front pass it on?"
+            raise ServerError(f"{self.url}{path}: answered {status} {doubt}", status)
         if status in (401, 403):
             raise ServerError(
                 f"{self.url}{path}: answered {status}; set {KEY_VARIABLES[0]} to the server's API key", status

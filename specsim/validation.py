@@ -26,6 +26,7 @@ from specsim.host_speed import Watch
 from specsim.launch import read_launch
 from specsim.launch_flags import flag_names
 from specsim.live import (
+    BrokenError,
     ChangedError,
     Client,
     LogTail,
@@ -175,7 +176,7 @@ def measure_all(
             if host is not None:
                 _add_host(point, host.since(begin), say)
             recorder.record.points.append(point)
-        except PointError as error:
+        except (PointError, BrokenError) as error:  # whether the server is gone is asked below
             failed += 1
             say(f"  batch {batch} context {context}: {error}")
             recorder.record.caveats.append(f"batch {batch} at context {context} failed: {error}")

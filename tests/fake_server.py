@@ -11,12 +11,18 @@ import json
 import math
 import os
 import queue
+import socket
+import ssl
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
+
+Answered = tuple[int, Any, str]  # HTTP status, content, its type
 
 
 @dataclass
@@ -36,12 +42,15 @@ class State:
     engines: int = 1  # data-parallel ones of vLLM
     info: dict[str, Any] = field(default_factory=dict)  # more of what SGLang says of itself
     info_path: str = "/server_info"
+    meta: dict[str, Any] = field(default_factory=dict)  # of SGLang's answers, other than it would be; None: left out
+    change: Callable[[str, Answered], Answered] | None = None  # what a path answers, and what it would answer
     batches: int = 0  # answered so far
     passes: float = 0.0
     drafts: float = 0.0
     timers: dict[str, float] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
     keys_seen: list[str] = field(default_factory=list)
+    hosts_seen: set[str] = field(default_factory=set)
     prefill_ms: float = 4.0  # of one prompt, when streaming
     streamed: int = 0  # streams begun
     prompts_seen: list[tuple[float, int, int]] = field(default_factory=list)  # streams: time, hash, length
@@ -107,6 +116,8 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def send(self, status: int, content: Any, kind: str = "application/json") -> None:
+        if self.state.change is not None:
+            status, content, kind = self.state.change(self.path, (status, content, kind))
         body = content.encode() if isinstance(content, str) else json.dumps(content).encode()
         self.send_response(status)
         self.send_header("Content-Type", kind)
@@ -188,6 +199,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         state = self.state
+        state.hosts_seen.add(self.headers.get("Host", ""))
         body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or "{}")
         if self.path == "/start_profile":
             events = [
@@ -259,7 +271,7 @@ class Handler(BaseHTTPRequestHandler):
                 if state.draft_tokens > 1:
                     histogram = [0] * (state.accept - 1) + [cycles]
                     meta |= {"spec_verify_ct": cycles, "spec_accept_histogram": histogram}
-            self.event({"output_ids": [100] * made, "meta_info": meta})
+            self.event({"output_ids": [100] * made, "meta_info": self.told(meta)})
         self.event("[DONE]", last=True)
         return None
 
@@ -277,7 +289,7 @@ class Handler(BaseHTTPRequestHandler):
         if state.fault == "die" and state.batches > 18:
             print("RuntimeError: CUDA error: device-side assert triggered", flush=True)
             os._exit(1)
-        if state.fault == "drop" and state.batches > 18:
+        if state.fault == "drop" and state.batches in range(19, 22):
             self.close_connection = True
             return None
         if state.fault == "echo":
@@ -325,7 +337,11 @@ class Handler(BaseHTTPRequestHandler):
             return self.send(200, [{"text": "", "echo": self.headers.get("Authorization")}] * batch)
         if speculative and state.fault != "stripped":
             meta |= {"spec_verify_ct": cycles, "spec_correct_drafts_histogram": [0] * (state.accept - 1) + [cycles]}
-        return self.send(200, [{"output_ids": [100] * tokens, "meta_info": meta} for _ in range(batch)])
+        return self.send(200, [{"output_ids": [100] * tokens, "meta_info": self.told(meta)} for _ in range(batch)])
+
+    def told(self, meta: dict[str, Any]) -> dict[str, Any]:
+        """An answer's meta_info as the state has it."""
+        return {k: v for k, v in (meta | self.state.meta).items() if v is not None}
 
 
 class QuietServer(ThreadingHTTPServer):
@@ -336,14 +352,20 @@ class QuietServer(ThreadingHTTPServer):
 
 
 class FakeServer:
-    """The fake server in a thread, at `url`; a context manager."""
+    """The fake server in a thread, at `url`; a context manager. tls: a PEM file of certificate and key."""
 
-    def __init__(self, **state: Any) -> None:
+    def __init__(self, host: str = "127.0.0.1", tls: Path | None = None, **state: Any) -> None:
         self.state = State(**state)
         handler = type("BoundHandler", (Handler,), {"state": self.state})
-        self.httpd = QuietServer(("127.0.0.1", 0), handler)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self.httpd = type("BoundServer", (QuietServer,), {"address_family": family})((host, 0), handler)
         self.httpd.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self.httpd.server_address[1]}"
+        if tls is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(tls)
+            self.httpd.socket = context.wrap_socket(self.httpd.socket, server_side=True)
+        name = f"[{host}]" if ":" in host else host
+        self.url = f"{'https' if tls else 'http'}://{name}:{self.httpd.server_address[1]}"
 
     def __enter__(self) -> FakeServer:
         threading.Thread(target=self.httpd.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()

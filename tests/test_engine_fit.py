@@ -20,6 +20,7 @@ from specsim.engine_fit import Case, Seen, cases_of, fit, leave_one_out, priors,
 from specsim.engines import load_engine
 from specsim.errors import InputError
 from specsim.fit_runs import RUNS, needed
+from specsim.fitted import fit as fitted_to
 from specsim.machine import build
 from specsim.models import Model
 from specsim.prediction import machine_of
@@ -200,6 +201,50 @@ def test_phases_that_a_scenario_lacks_are_left_out() -> None:
     engine = record.engine.model_copy(update={"name": "other"})
     with pytest.raises(InputError, match="no record says that SGLang or vLLM ran"):
         cases_of([record.model_copy(update={"engine": engine})])
+
+
+def test_a_copy_of_a_record_is_believed_once(folder: Path) -> None:
+    once = fitted_to(folder)
+    for name in ("llama8b-e3-s3", "llama8b-e3-s3-ctx"):
+        (folder / f"{name}-copy.json").write_text((folder / f"{name}.json").read_text())
+    twice = fitted_to(folder)
+    assert [t.name for t in twice.fit.terms] == [t.name for t in once.fit.terms]
+    for a, b in zip(twice.fit.terms, once.fit.terms, strict=True):
+        assert (a.value, a.error) == pytest.approx((b.value, b.error), rel=1e-6)
+    assert twice.left_out == tuple(
+        f"{name}: is the same run as {name}, which counts once" for name in ("llama8b-e3-s3", "llama8b-e3-s3-ctx")
+    )
+
+
+def test_a_point_that_no_server_could_run_is_left_out_alone() -> None:
+    """Whichever point it is: its neighbours stay."""
+    record = load(ROOT / "validation" / "llama8b-e3-s3-ctx.json")[0][0]
+    for place in (0, 2):
+        for key, value in (("batch", -4), ("batch", 10**15), ("context", -4)):
+            points = [p.model_copy(update={key: value}) if i == place else p for i, p in enumerate(record.points)]
+            (case,), skipped = cases_of([record.model_copy(update={"points": points})])
+            assert len({s.place for s in case.seen}) == len(points) - 1
+            assert np.all(case.scenario.batch >= 1)
+            assert len(skipped) == 1
+            assert "out of range" in skipped[0]
+
+
+def test_records_of_another_gpu_than_the_profiles_are_told(folder: Path) -> None:
+    content = json.loads((folder / "llama8b-e3-s3.json").read_text())
+    assert fitted_to(folder).warnings == ()
+    content["environment"]["gpu"] = "NVIDIA A100-SXM4-80GB"
+    (folder / "llama8b-e3-s3.json").write_text(json.dumps(content))
+    found = fitted_to(folder)
+    assert found.warnings == ("measured on NVIDIA A100-SXM4-80GB, predicted on 1x-h200: llama8b-e3-s3",)
+    assert found.json()["warnings"] == list(found.warnings)
+    assert found.warnings[0] in str(found)
+
+
+def test_a_fit_that_fails_says_what_it_could_not_read(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text((ROOT / "validation" / "llama8b-base.json").read_text())
+    (tmp_path / "cut.json").write_text('{"schema": "specsim.record/1", "kind"')
+    with pytest.raises(InputError, match=r"identify no term \(1 left out, the first: .*cut\.json, line 1"):
+        fitted_to(tmp_path)
 
 
 def run(*arguments: str) -> Any:

@@ -77,9 +77,18 @@ def test_a_run_leaves_a_record_and_no_process(model: Path, tmp_path: Path) -> No
 
 def test_secrets_are_neither_shown_nor_recorded(model: Path, tmp_path: Path) -> None:
     said: list[str] = []
-    flags = ["--api-key", "sesame", "--admin-api-key=sesame", "--decode-log-interval", "7"]
-    s = scenario(model, batches=[1], flags=flags, env={"HF_TOKEN": "sesame", "NCCL_P2P_DISABLE": "1"})
-    path, _ = run_setup(s, tmp_path, PLAN, said.append, command=FAKE)
+    flags = [
+        "--x",
+        '{"access_key": "sesame"}',
+        "--api-key",
+        "sesame",
+        "--admin-api-key=sesame",
+        "--decode-log-interval",
+        "7",
+    ]
+    env = {"HF_TOKEN": "sesame", "HTTPS_PROXY": "http://me:sesame@proxy:3128", "NCCL_P2P_DISABLE": "1"}
+    s = scenario(model, batches=[1], flags=flags, env=env)
+    path, _ = run_setup(s, tmp_path, PLAN, said.append, command=["env", "WANDB_API_KEY=sesame", *FAKE])
     record = Record.model_validate(json.loads(path.read_text()))
     log = (tmp_path / "logs" / "tiny.log").read_text()
     assert "sesame" not in path.read_text() + " ".join(said) + log
@@ -384,6 +393,15 @@ def test_resume_leaves_out_what_is_done(model: Path, tmp_path: Path) -> None:
         ("- {name: a, model: m, batches: [0]}", "batches.0"),
         ("- {name: a, model: m}\n- {name: a, model: m}", "two scenarios are called 'a'"),
         ("- {name: a", "is not YAML"),
+        ("scenarios: []", "lists no scenario"),
+        ("defaults: [1]\nscenarios: [{name: a, model: m}]", "defaults: is not a mapping"),
+        ("defaults: {env: x}\nscenarios: [{name: a, model: m}]", "defaults, env: is not a mapping"),
+        ("- {name: a, model: m, env: [A]}", "scenario a, env: is not a mapping"),
+        ("- {name: a, model: m, env: {A=B: 1}}", "env.A=B"),
+        ('- {name: a, model: m, env: {A: "x\\0y"}}', "env.A: String should match"),
+        ('- {name: a, model: m, flags: ["a\\0b"]}', "flags.0: String should match"),
+        ("- {name: a, model: m, points: [[1, -5]]}", "points.0.1"),
+        ("- {name: a, model: m, points: []}", "points: List should have at least 1 item"),
     ],
 )
 def test_scenario_files_that_cannot_be(tmp_path: Path, text: str, message: str) -> None:

@@ -159,6 +159,30 @@ def test_a_folder_with_other_files(tmp_path: Path) -> None:
     assert len(skipped) == 2
 
 
+def test_a_copy_of_a_run_counts_once_and_two_runs_of_a_name_are_two(tmp_path: Path) -> None:
+    """b is a's copy under another name; the second file of the name a is another run."""
+    runs = [
+        record("a", [decode(1, 8)]),
+        record("b", [decode(1, 8)]),
+        record("a", [decode(1, 9)]),
+        record("a", [decode(1, 7)]),
+    ]
+    for i, run in enumerate(runs):
+        (tmp_path / f"{i}.json").write_text(run.model_dump_json(by_alias=True))
+    kept, lines = replay.distinct(load(tmp_path)[0])
+    assert [r.name for r in kept] == ["a", "a (2)", "a (3)"]
+    assert lines == ["b: is the same run as a, which counts once"]
+    source = (ROOT / "validation" / "llama8b-base.json").read_text()
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x.json").write_text(source)
+    (tmp_path / "there" / "copy.json").write_text(source)
+    once, twice = (replay.run(tmp_path / name) for name in ("here", "there"))
+    assert once.summary() == twice.summary()
+    assert len(twice.skipped) == 1
+    assert twice.over(1.0) == []  # a copy is no file that cannot be read
+
+
 def test_points_left_out_for_one_reason_are_one_line() -> None:
     def refuses(record: Record, point: Point, hardware: Any) -> dict[str, Interval]:
         raise InputError("names no hardware profile", mend="give --hardware")
