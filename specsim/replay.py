@@ -188,7 +188,7 @@ def distinct(records: Sequence[Record]) -> tuple[list[Record], list[str]]:
     for record in records:
         content = record.model_dump_json(exclude={"name"})
         if content in first:
-            lines.append(f"{record.name}: is the same run as {first[content]}, which counts once")
+            lines.append(f"{record.name}: is a copy of the run {first[content]}, which counts once")
             continue
         names = itertools.chain([record.name], (f"{record.name} ({i})" for i in itertools.count(2)))
         first[content] = name = next(n for n in names if n not in first.values())

@@ -171,7 +171,7 @@ def test_a_copy_of_a_run_counts_once_and_two_runs_of_a_name_are_two(tmp_path: Pa
         (tmp_path / f"{i}.json").write_text(run.model_dump_json(by_alias=True))
     kept, lines = replay.distinct(load(tmp_path)[0])
     assert [r.name for r in kept] == ["a", "a (2)", "a (3)"]
-    assert lines == ["b: is the same run as a, which counts once"]
+    assert lines == ["b: is a copy of the run a, which counts once"]
     source = (ROOT / "validation" / "llama8b-base.json").read_text()
     for name in ("here", "there"):
         (tmp_path / name).mkdir()
