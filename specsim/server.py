@@ -21,6 +21,7 @@ from specsim.redaction import hide, own_secrets
 # NVLink multicast objects can put a host's GPUs out of service for everybody on it: off unless asked for by name.
 MULTICAST_FLAGS = ("--enable-torch-symm-mem", "--enable-symm-mem", "--enable-nccl-nvls", "--enable-mscclpp")
 MULTICAST_OFF = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
+MARK = "SPECSIM_SERVER"  # variable of the server and all that it starts
 SAFE_FLAG = "--enforce-disable-flashinfer-allreduce-fusion"
 
 
@@ -65,19 +66,27 @@ def _stat(pid: int) -> tuple[int, int, str] | None:
         return None
 
 
-def tree(root: int) -> set[int]:
-    """Living processes that descend from `root` or belong to its session, itself included."""
+def tree(root: int, mark: str = "") -> set[int]:
+    """Living processes that descend from `root`, belong to its session or were started with `mark` in their environment (those
+    that left both, as daemons do), itself included."""
     found: dict[int, tuple[int, int, str]] = {}
     for entry in Path("/proc").iterdir() if Path("/proc").is_dir() else ():
         if entry.name.isdigit() and (stat := _stat(int(entry.name))) and stat[2] not in "ZX":
             found[int(entry.name)] = stat
-    members = {pid for pid, (_, session, _) in found.items() if session == root or pid == root}
+    members = {pid for pid, (_, session, _) in found.items() if root in (session, pid) or (mark and _marked(pid, mark))}
     grown = True
     while grown:
         more = {pid for pid, (parent, _, _) in found.items() if parent in members} - members
         members |= more
         grown = bool(more)
     return members - {os.getpid()}
+
+
+def _marked(pid: int, mark: str) -> bool:
+    try:
+        return mark.encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:  # it is gone, or another user's
+        return False
 
 
 class Launched:
@@ -90,7 +99,7 @@ class Launched:
         self.client = Client(f"http://127.0.0.1:{port}", timeout)
         self._secrets = own_secrets(self.command, self.env)
         self._process: subprocess.Popen[bytes] | None = None
-        self._seen: set[int] = set()
+        self._mark = f"{MARK}={os.getpid()}-{port}-{time.monotonic_ns()}"
 
     def __enter__(self) -> Launched:
         try:
@@ -98,7 +107,7 @@ class Launched:
             with self.log.open("wb") as output:
                 self._process = subprocess.Popen(
                     self.command,
-                    env={**os.environ, **self.env},
+                    env={**os.environ, **self.env, MARK: self._mark.partition("=")[2]},
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
@@ -186,7 +195,6 @@ class Launched:
                 told = now
                 last = " ".join("".join(self.last_lines(1)).split())[:120]
                 say(f"  waiting for the server, {now - start:.0f} s: {last}")
-            self._seen |= self.members()
             time.sleep(min(0.05 + (now - start) / 10, 0.5))
 
     def stop(self, grace: float = 3.0) -> None:
@@ -194,30 +202,23 @@ class Launched:
         process, self._process = self._process, None
         if process is None:
             return
-        members = tree(process.pid) | {
-            pid for pid in self._seen if pid != os.getpid() and _in_session(pid, process.pid)
-        }
+        members = tree(process.pid, self._mark)
         try:
             _signal(members, signal.SIGTERM)
             deadline = time.monotonic() + grace
             while time.monotonic() < deadline:
                 process.poll()
-                members |= tree(process.pid)
+                members |= tree(process.pid, self._mark)
                 if not any(_alive(pid) for pid in members):
                     break
                 time.sleep(0.1)
         finally:  # also when a second Ctrl-C cuts the grace short
-            _signal({pid for pid in members | tree(process.pid) if _alive(pid)}, signal.SIGKILL)
+            _signal({pid for pid in members | tree(process.pid, self._mark) if _alive(pid)}, signal.SIGKILL)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(10)
             deadline = time.monotonic() + 10
             while any(_alive(pid) for pid in members) and time.monotonic() < deadline:
                 time.sleep(0.1)
-
-
-def _in_session(pid: int, session: int) -> bool:
-    stat = _stat(pid)
-    return stat is not None and stat[1] == session
 
 
 def _alive(pid: int) -> bool:

@@ -293,6 +293,20 @@ def test_stop_kills_a_child_that_ignores_sigterm(tmp_path: Path) -> None:
     assert gone(child)
 
 
+def test_stop_finds_a_child_that_left_the_session(tmp_path: Path) -> None:
+    """As a daemon does: its own session, and a parent that is gone."""
+    log = tmp_path / "log"
+    with Launched(["sh", "-c", "setsid sh -c 'echo $$; exec sleep 99' & sleep 99"], {}, 1, log) as server:
+        while not log.read_text().strip():
+            time.sleep(0.02)
+        daemon = int(log.read_text())
+        assert server._process is not None
+        server._process.kill()
+        server._process.wait()
+        assert not gone(daemon)
+    assert gone(daemon)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupted_command_leaves_no_orphan(model: Path, tmp_path: Path, number: signal.Signals) -> None:
     child = tmp_path / "child"
