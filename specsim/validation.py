@@ -335,11 +335,10 @@ def run_setup(
     where = f"scenario {setup.name}"
     check_folder(folder)  # before a minute goes into a start
     config = target_config(setup)
-    draft_config = config_of(setup.draft, "draft") if setup.draft else None
-    experts = (
-        moe_layers(config) > 0 and setup.weights == "dummy" if setup.uniform_experts is None else setup.uniform_experts
-    )
-    env = server_env(setup, experts)
+    spread = setup.uniform_experts
+    if spread is None:
+        spread = moe_layers(config) > 0 and setup.weights == "dummy"
+    env = server_env(setup, spread)
     if not multicast:
         refuse_multicast(setup.flags, env, where)
     with ExitStack() as stack:
@@ -348,28 +347,16 @@ def run_setup(
         draft = _as_folder(setup.draft, models / "draft") if setup.draft else None
         chosen = free_port(port)
         flags = server_flags(setup, model, draft, chosen)
-        record = Record(
-            kind="validation", name=setup.name, date=_now(), source="specsim validate --launch", method=METHOD
-        )
-        record.name, record.hardware = free_name(folder, setup.name), setup.hardware
-        record.engine = EngineRun(name="sglang", flags=scrub(_portable(flags, setup)), env=scrub(env))
-        record.target_config, record.draft_config = config, draft_config
-        if experts:
-            record.corrections.append(UNIFORM)
-        if setup.weights == "dummy":
-            record.caveats.append("dummy weights" + ("; acceptance is simulated" if setup.method != "none" else ""))
-        if setup.about:
-            record.caveats.append(setup.about)
+        engine = EngineRun(name="sglang", flags=scrub(_portable(flags, setup)), env=scrub(env))
+        record = _record_of(setup, free_name(folder, setup.name), engine, config, spread)
         log = folder / "logs" / f"{record.name}.log"
         say(f"{setup.name}: starting {' '.join(scrub([*command, *flags]))}")
         server = stack.enter_context(Launched([*command, *flags], env, chosen, log, request_timeout))
         took = server.wait(min(start_timeout, max(deadline - time.monotonic(), 1.0)), say)
         say(f"{setup.name}: healthy after {took:.0f} s")
         served = identify(server.client)
-        record.engine.version = served.version
-        record.environment = {**_environment(served), **_gpu(), "start_s": round(took, 1)}
-        if moe_layers(config):
-            record.environment["routing"] = setup.routing or ("uniform" if experts else "as the weights have it")
+        engine.version = served.version
+        record.environment |= {**_environment(served), **_gpu(), "start_s": round(took, 1)}
         recorder = Recorder(record, folder)
         try:
             with Watch(server.members) as host:
@@ -391,6 +378,24 @@ def run_setup(
         if not recorder.drop_if_empty():
             raise WorkError(f"{where}: no point could be measured; see the lines above")
         return recorder.path, failed
+
+
+def _record_of(setup: Setup, name: str, engine: EngineRun, config: dict[str, Any], spread: bool) -> Record:
+    """The record of a set-up before anything is measured. config: the target's, with the layers that it starts with; spread:
+    whether rows choose their experts at random. Raises InputError for a drafter that is not there."""
+    record = Record(kind="validation", name=name, date=_now(), source="specsim validate --launch", method=METHOD)
+    record.engine, record.hardware = engine, setup.hardware
+    record.target_config = config
+    record.draft_config = config_of(setup.draft, "draft") if setup.draft else None
+    if spread:
+        record.corrections.append(UNIFORM)
+    if moe_layers(config):
+        record.environment["routing"] = setup.routing or ("uniform" if spread else "as the weights have it")
+    if setup.weights == "dummy":
+        record.caveats.append("dummy weights" + ("; acceptance is simulated" if setup.method != "none" else ""))
+    if setup.about:
+        record.caveats.append(setup.about)
+    return record
 
 
 def run_list(

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -29,6 +29,11 @@ from specsim.commands.common import (
     show,
 )
 from specsim.errors import InputError
+
+if TYPE_CHECKING:
+    from specsim.load import Load
+    from specsim.measure import Plan
+    from specsim.setups import Setup
 
 
 class Numbers(click.ParamType):  # type: ignore[type-arg, unused-ignore]
@@ -258,87 +263,22 @@ def _words(options: dict[str, Any], option: str) -> list[str]:
 
 
 def _measure(mode: str, options: dict[str, Any]) -> int:
+    """Measure, and say what was saved and what failed: exit code 1 where something did."""
     from specsim.measure import QUICK, Plan
-    from specsim.setups import load_setups
-    from specsim.validation import check, check_folder, run_list, run_setup, run_url
 
-    program = _words(options, "server_command")
-    if not program:
+    if not _words(options, "server_command"):
         raise InputError("names no program", where="--server-command", mend="give one, or leave it out")
     plan = QUICK if options["quick"] else Plan()
     if options["duration"]:
         plan = replace(plan, point_s=options["duration"], max_repeats=1000)
     deadline = time.monotonic() + options["time_limit"] if options["time_limit"] else float("inf")
-    folder: Path = options["output"]
     for number in (signal.SIGTERM, signal.SIGHUP):  # a lost terminal too, unless nohup has it ignored
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _interrupted)
     if mode == "url":
-        load = _load(options)
-        pairs = [(b, c) for c in options["context"] or [1024] for b in options["batch"] or [1, 4, 16, 32]]
-        pairs = list(dict.fromkeys(pairs))
-        if load is not None and not (options["batch"] or options["context"]):
-            pairs = []
-        check_folder(folder)
-        path, failed = run_url(
-            options["url"],
-            pairs,
-            folder,
-            plan,
-            note,
-            name=options["name"],
-            model=options["model"],
-            log=options["server_log"],
-            flags=_words(options, "vllm_args"),
-            hardware=options["hardware"],
-            load=load,
-            deadline=deadline,
-            request_timeout=options["request_timeout"],
-        )
-        paths, failures = (
-            [path],
-            [f"{failed} of the points or load runs could not be measured as asked"] if failed else [],
-        )
+        paths, failures = _measure_running(options, plan, deadline)
     else:
-        scenarios = load_setups(options["scenarios"]) if mode == "scenarios" else [_setup(options)]
-        if options["only"]:
-            chosen = [s for s in scenarios if any(fnmatch.fnmatchcase(s.name, pattern) for pattern in options["only"])]
-            if not chosen:
-                mend = f"known: {', '.join(s.name for s in scenarios)}"
-                raise InputError(f"no scenario matches {', '.join(options['only'])}", where="--only", mend=mend)
-            scenarios = chosen
-        if options["resume"]:
-            done = [s.name for s in scenarios if (folder / f"{s.name}.json").exists()]
-            note(f"left out, since they have a record in {folder}: {', '.join(done) or 'none'}")
-            scenarios = [s for s in scenarios if s.name not in done]
-        for key, field in (("batch", "batches"), ("context", "contexts")):
-            if mode == "scenarios" and options[key]:
-                scenarios = [s.model_copy(update={field: options[key], "points": None}) for s in scenarios]
-        if mode == "scenarios" and (load := _load(options)) is not None:
-            scenarios = [s.model_copy(update={"load": load}) for s in scenarios]
-        if options["layers"]:
-            scenarios = [s.model_copy(update={"layers": options["layers"]}) for s in scenarios]
-        if options["hardware"]:
-            scenarios = [s.model_copy(update={"hardware": options["hardware"]}) for s in scenarios]
-        check(scenarios, folder, multicast=options["allow_multicast"])
-        paths, failures = run_list(
-            scenarios,
-            lambda setup: run_setup(
-                setup,
-                folder,
-                plan,
-                note,
-                port=options["port"],
-                start_timeout=options["start_timeout"],
-                request_timeout=options["request_timeout"],
-                deadline=deadline,
-                multicast=options["allow_multicast"],
-                command=program,
-            ),
-            note,
-            deadline,
-            plan,
-        )
+        paths, failures = _measure_launched(_scenarios(mode, options), options, plan, deadline)
     if options["as_json"]:
         print_json({"schema": "specsim.runs/1", "records": [str(p) for p in paths], "failures": failures})
     else:
@@ -349,11 +289,89 @@ def _measure(mode: str, options: dict[str, Any]) -> int:
             note(f"failed: {failure}")
     if paths:
         box = "" if options["hardware"] else " --hardware NAME"
-        note(f"predictions beside it: specsim validate --records {shlex.quote(str(folder))}{box}")
+        note(f"predictions beside it: specsim validate --records {shlex.quote(str(options['output']))}{box}")
     return 1 if failures else 0
 
 
-def _setup(options: dict[str, Any]) -> Any:
+def _measure_running(options: dict[str, Any], plan: Plan, deadline: float) -> tuple[list[Path], list[str]]:
+    """The record of the server at --url, and a line where not all could be measured."""
+    from specsim.validation import check_folder, run_url
+
+    load = _load(options)
+    pairs = [(b, c) for c in options["context"] or [1024] for b in options["batch"] or [1, 4, 16, 32]]
+    pairs = list(dict.fromkeys(pairs))
+    if load is not None and not (options["batch"] or options["context"]):
+        pairs = []
+    check_folder(options["output"])
+    path, failed = run_url(
+        options["url"],
+        pairs,
+        options["output"],
+        plan,
+        note,
+        name=options["name"],
+        model=options["model"],
+        log=options["server_log"],
+        flags=_words(options, "vllm_args"),
+        hardware=options["hardware"],
+        load=load,
+        deadline=deadline,
+        request_timeout=options["request_timeout"],
+    )
+    return [path], [f"{failed} of the points or load runs could not be measured as asked"] if failed else []
+
+
+def _measure_launched(
+    scenarios: list[Setup], options: dict[str, Any], plan: Plan, deadline: float
+) -> tuple[list[Path], list[str]]:
+    """The records of servers that are started one after another, and a line for each failure."""
+    from specsim.validation import check, run_list, run_setup
+
+    check(scenarios, options["output"], multicast=options["allow_multicast"])
+
+    def run(setup: Setup) -> tuple[Path, int]:
+        return run_setup(
+            setup,
+            options["output"],
+            plan,
+            note,
+            port=options["port"],
+            start_timeout=options["start_timeout"],
+            request_timeout=options["request_timeout"],
+            deadline=deadline,
+            multicast=options["allow_multicast"],
+            command=_words(options, "server_command"),
+        )
+
+    return run_list(scenarios, run, note, deadline, plan)
+
+
+def _scenarios(mode: str, options: dict[str, Any]) -> list[Setup]:
+    """What to start: the one scenario of --launch, or those of the file that --only and --resume leave, with what the line gives."""
+    from specsim.setups import load_setups
+
+    changes = {field: options[field] for field in ("layers", "hardware") if options[field]}
+    if mode == "launch":
+        return [_setup(options).model_copy(update=changes)]
+    scenarios = load_setups(options["scenarios"])
+    if options["only"]:
+        chosen = [s for s in scenarios if any(fnmatch.fnmatchcase(s.name, pattern) for pattern in options["only"])]
+        if not chosen:
+            mend = f"known: {', '.join(s.name for s in scenarios)}"
+            raise InputError(f"no scenario matches {', '.join(options['only'])}", where="--only", mend=mend)
+        scenarios = chosen
+    if options["resume"]:
+        done = [s.name for s in scenarios if (options["output"] / f"{s.name}.json").exists()]
+        note(f"left out, since they have a record in {options['output']}: {', '.join(done) or 'none'}")
+        scenarios = [s for s in scenarios if s.name not in done]
+    for key, field in (("batch", "batches"), ("context", "contexts")):
+        changes |= {field: options[key], "points": None} if options[key] else {}
+    load = _load(options)
+    changes |= {} if load is None else {"load": load}
+    return [s.model_copy(update=changes) for s in scenarios]
+
+
+def _setup(options: dict[str, Any]) -> Setup:
     from specsim.setups import make_setup
 
     if options["model"] is None:
@@ -374,7 +392,7 @@ def _setup(options: dict[str, Any]) -> Any:
     return make_setup(values, "validate")
 
 
-def _load(options: dict[str, Any]) -> Any:
+def _load(options: dict[str, Any]) -> Load | None:
     """The load that the options ask for, or None."""
     from specsim.load import Load
 
