@@ -40,6 +40,9 @@ UNSTATED = 0.03  # relative error of an observation whose record gives no interv
 WIDTH = 2 * 1.2816  # standard deviations in an 80 % interval
 OUTLIER = 2.0  # standard deviations beyond which an observation counts less
 IDENTIFIED = 0.5  # least share of a term's information that must come from the records
+STARTS = (0.0, -1.0, 1.0, 2.0)  # prior spreads from the priors at which a search begins: the least sum of all counts
+TOGETHER = 0.05  # prior spreads within which two searches ended at one place
+DEEPER = 5.0  # of the cost, minus the logarithm of how likely a place is
 UNKNOWN = 1e-6  # share below which they say nothing at all
 # How far one model's runs lie from what terms common to all models say: the error of the profile's operator classes for
 # its shapes in graphs; eagerly, that a launch from one model's code costs 6 and from another's 11 bare ones.
@@ -420,8 +423,9 @@ def _solve(cases: Sequence[Case], names: Sequence[str], prior: Mapping[str, tupl
         return rho
 
     noise = 1.0
-    # From the priors, and from above: host time that hides behind the GPU's has no slope there.
-    starts = [np.zeros(m), np.concatenate([np.ones(k), np.zeros(len(groups))])]
+    # From the priors, from below and from above: host time that hides behind the GPU's has no slope there, and time that does
+    # not hide has one that ends where it would.
+    starts = [np.concatenate([np.full(k, away), np.zeros(len(groups))]) for away in STARTS]
     for _ in range(2):
         scale = error * noise
         cache: dict[bytes, tuple[Array, Array]] = {}
@@ -442,15 +446,15 @@ def _solve(cases: Sequence[Case], names: Sequence[str], prior: Mapping[str, tupl
         bounds = (lowest, np.inf)
         results = [
             least_squares(residual, u, slope, bounds=bounds, loss=robust, f_scale=OUTLIER, x_scale="jac", xtol=1e-6, ftol=1e-6)
-            for u in starts
+            for u in (np.maximum(start, lowest) for start in starts)
         ]  # fmt: skip
         result = min(results, key=lambda r: float(r.cost))
         u = result.x
-        starts = [u]
+        starts = [valley for valley, _ in _valleys(results)]
         left = np.abs(residual(u)[:n] * noise)
         noise = max(1.0, float(np.median(left)) / 0.6745 * np.sqrt(n / max(n - k, 1)))
     jacobian = result.jac  # with the robust weights
-    covariance = np.linalg.inv(jacobian.T @ jacobian)[:k, :k]
+    covariance = np.linalg.inv(jacobian.T @ jacobian)[:k, :k] + _between(_valleys(results), u)[:k, :k]
     spread = np.sqrt(np.diag(covariance))
     values = centre + width * u[:k]
     slopes = times(u)[1][:, :k] / width  # of log time in the term itself
@@ -465,6 +469,24 @@ def _solve(cases: Sequence[Case], names: Sequence[str], prior: Mapping[str, tupl
         noise=noise,
         spread=float(np.sqrt(np.median(variance[moved] / alike[moved]))) if np.any(moved) else 0.0,
     )
+
+
+def _valleys(results: Sequence[Any]) -> list[tuple[Array, float]]:
+    """The places where searches ended that are as likely as the lowest within a factor of exp(DEEPER), and their costs, lowest first;
+    those that ended together once."""
+    found: list[tuple[Array, float]] = []
+    for result in sorted(results, key=lambda r: float(r.cost)):
+        near = any(np.max(np.abs(result.x - place)) < TOGETHER for place, _ in found)
+        if not near and (not found or result.cost < found[0][1] + DEEPER):
+            found.append((result.x, float(result.cost)))
+    return found
+
+
+def _between(valleys: Sequence[tuple[Array, float]], chosen: Array) -> Array:
+    """What the covariance around the chosen place gains where others are about as likely: each by exp(-cost)."""
+    likely = np.exp([valleys[0][1] - cost for _, cost in valleys])
+    away = np.array([place - chosen for place, _ in valleys])
+    return np.asarray(np.einsum("v,vi,vj->ij", likely / likely.sum(), away, away))
 
 
 def summary(cases: Sequence[Case], terms: Mapping[str, Array]) -> dict[str, dict[str, float]]:

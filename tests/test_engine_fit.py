@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import builders
@@ -113,6 +114,16 @@ def test_stated_errors_hold_what_they_say() -> None:
         held += [abs(t.value - true[t.name]) < 1.2816 * t.error for t in fit(seen).terms]
     assert len(held) > 50
     assert 0.7 < np.mean(held) < 0.9
+
+
+def test_a_second_valley_about_as_likely_is_in_the_error() -> None:
+    """Searches end at 0, beside it, at 2 with a third of its likelihood, and at 9 with next to none: a variance of 2 x 2 / 4 around 0."""
+    ends = [(0.01, 1.2), (9.0, 9.0), (2.0, 1 + np.log(3)), (0.0, 1.0)]
+    results = [SimpleNamespace(x=np.array([x]), cost=cost) for x, cost in ends]
+    valleys = engine_fit._valleys(results)
+    assert [place.tolist() for place, _ in valleys] == [[0.0], [2.0]]
+    assert engine_fit._between(valleys, np.array([0.0])) == pytest.approx(np.array([[1.0]]))
+    assert engine_fit._between(valleys[:1], np.array([0.0])) == pytest.approx(np.zeros((1, 1)))
 
 
 def test_an_outlier_hardly_counts(cases: list[Case]) -> None:
