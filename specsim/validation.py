@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import importlib.metadata
+import itertools
 import json
 import re
 import subprocess
@@ -42,7 +43,7 @@ from specsim.load import Load, measure_loads, seconds_of
 from specsim.measure import Plan, measure
 from specsim.profiles import load_profile
 from specsim.records import Correction, EngineRun, Point, Quantity, Record
-from specsim.redaction import scrub, without_key
+from specsim.redaction import KEY_VARIABLES, api_key, scrub, without_key
 from specsim.scenarios import check_heads
 from specsim.server import Launched, free_port, refuse_multicast
 from specsim.setups import OWN_FLAGS, Setup, config_of, moe_layers, server_env, server_flags, target_config
@@ -82,6 +83,12 @@ def _check_flags(setup: Setup) -> None:
             key = OWN_FLAGS[flag]
             mend = f"give --{key.replace('_', '-')}, or the key {key}" if key else "leave it out"
             raise InputError(f"{flag} among the further flags: the set-up gives it itself", where=where, mend=mend)
+    wanted = [
+        w.partition("=")[2] or after for w, after in itertools.pairwise([*setup.flags, ""]) if w.startswith("--api-key")
+    ]
+    if wanted and wanted[-1] != api_key()[0]:
+        mend = f"set {KEY_VARIABLES[0]} to it"
+        raise InputError("--api-key is one that this client does not send", where=where, mend=mend)
     # With the ranks, which what groups of them get must divide.
     read_launch("sglang", ["--tp-size", str(setup.tp), *setup.flags]).refuse_slips(where)
 

@@ -247,7 +247,10 @@ def test_a_second_run_does_not_overwrite_the_first(model: Path, tmp_path: Path) 
     assert Record.model_validate(json.loads((tmp_path / "tiny-2.json").read_text())).hardware == "1x-h200"
 
 
-def test_what_is_wrong_is_found_before_a_server_starts(model: Path, tmp_path: Path) -> None:
+def test_what_is_wrong_is_found_before_a_server_starts(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     good = scenario(model)
     validate.check([good], tmp_path)
     with pytest.raises(InputError, match="no such target config"):
@@ -271,6 +274,14 @@ def test_what_is_wrong_is_found_before_a_server_starts(model: Path, tmp_path: Pa
     model.write_text(json.dumps(DENSE | sizes))
     with pytest.raises(InputError, match="tp 3 does not divide 4 attention heads"):
         validate.check([scenario(model, tp=3)], tmp_path)
+    for flags in (["--api-key", "sesame"], ["--tokenizer-worker-num", "2", "--api-key=sesame"]):
+        monkeypatch.delenv("SPECSIM_API_KEY", raising=False)
+        with pytest.raises(InputError, match="does not send; set SPECSIM_API_KEY to it") as caught:
+            validate.check([scenario(model, flags=flags)], tmp_path)
+        assert "sesame" not in str(caught.value)
+        monkeypatch.setenv("SPECSIM_API_KEY", "sesame")
+        with pytest.raises(InputError, match="tp 3 does not divide"):
+            validate.check([scenario(model, flags=flags, tp=3)], tmp_path)
     (tmp_path / "file").write_text("")
     with pytest.raises(WorkError, match="cannot be written"):
         validate.check([good], tmp_path / "file")
