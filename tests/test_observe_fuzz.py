@@ -17,8 +17,9 @@ from test_observe_trace import cycle, document
 from specsim.errors import InputError
 from specsim.observations import _read, contradictions, kernels_table
 from specsim.observe_checks import conditional, quantity, read_positions, read_rates
-from specsim.observe_read import Source, scrub
+from specsim.observe_read import Source
 from specsim.records import Record
+from specsim.redaction import scrub
 
 quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
