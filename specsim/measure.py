@@ -17,6 +17,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from specsim.host_speed import Watch
 from specsim.live import (
     Answer,
     Client,
@@ -35,6 +36,7 @@ from specsim.records import Point, Quantity
 
 DISAGREE = 0.03  # sources that differ by more are reported
 UNSTEADY, UNSTEADY_MEAN = 1.1, 1.5  # target passes a cycle from which a batch did not run as one
+SLOWED = 1.2  # times its fastest from which a slow core is told: below, it hardly shows
 WIDE = 0.05  # half of a step's interval that is reported
 TIMER = "sglang:forward_execution_seconds"
 PASSES = "sglang:cuda_graph_passes"
@@ -149,6 +151,7 @@ class _Series:
     drafts: float = 0.0  # vLLM: drafts made, sequences times cycles
     drafted: list[float] = field(default_factory=list)  # vLLM: cycles of the mean sequence, for each answer
     accepted: dict[int, float] = field(default_factory=dict)  # vLLM: drafts accepted at each position
+    slowdowns: list[float | None] = field(default_factory=list)  # of the server's cores, for each answer
 
 
 def growth(before: Counters | None, after: Counters | None, name: str, **labels: str) -> float | None:
@@ -175,11 +178,20 @@ def retracted(before: Counters | None, after: Counters | None) -> int:
 
 
 def _one(
-    client: Client, served: Served, token_ids: list[list[int]], new_tokens: int, series: _Series, log: LogTail | None
+    client: Client,
+    served: Served,
+    token_ids: list[list[int]],
+    new_tokens: int,
+    series: _Series,
+    log: LogTail | None,
+    host: Watch | None,
 ) -> None:
-    """One batch; its answer, and what the counters and the log gained, go into `series`."""
+    """One batch; its answer, what the counters and the log gained, and how slow the server's cores were go into `series`."""
     before = counters(client)
+    begin = time.monotonic()
     answer = generate(client, served, token_ids, new_tokens)
+    slow = host.since(begin) if host is not None else None
+    series.slowdowns.append(slow.value if slow is not None else None)
     after = counters(client)
     if lost := retracted(before, after):
         raise PointError(
@@ -253,8 +265,9 @@ def measure(
     plan: Plan,
     log: LogTail | None = None,
     say: Callable[[str], None] = print,
+    host: Watch | None = None,
 ) -> Point:
-    """One operating point of a live server.
+    """One operating point of a live server. host: watches the cores of one on this machine; the point then says how fast they were.
 
     Raises PointError when the server rejects, retracts or does not hold the batch steady, ServerError when it is gone.
     """
@@ -263,16 +276,16 @@ def measure(
     start = time.perf_counter()
     warm = _Series()
     for tokens in (8, 8, 40):  # the first fills the prefix cache and compiles what is compiled late
-        _one(client, served, token_ids, tokens, warm, log)
+        _one(client, served, token_ids, tokens, warm, log, host)
     accept = max((warm.answers[2].new_tokens - 1) / max(warm.cycles[2], 1.0), 1.0)
     step = (warm.answers[2].seconds - warm.answers[1].seconds) / max(warm.cycles[2] - warm.cycles[1], 1.0)
     chosen = plan.lengths or lengths_for(max(step, 2e-4), plan)
     check_capacity(served, batch, context, math.ceil(max(chosen) * accept) + 1)
     series, cycle = _Series(), None
-    begin = time.perf_counter()
+    begin, watched = time.perf_counter(), time.monotonic()
     for repeat in range(plan.max_repeats):
         for n in chosen if repeat % 2 == 0 else chosen[::-1]:
-            _one(client, served, token_ids, math.ceil(n * accept) + 1, series, log)
+            _one(client, served, token_ids, math.ceil(n * accept) + 1, series, log, host)
         cycle = _cycle(series)
         narrow = cycle.high is not None and (cycle.high - cycle.value) <= plan.width * abs(cycle.value)
         if repeat + 1 >= plan.min_repeats and (narrow or time.perf_counter() - begin > plan.point_s):
@@ -284,6 +297,8 @@ def measure(
         )
     point = _point(served, batch, context, series, cycle)
     point.raw["measuring_s"] = round(time.perf_counter() - start, 2)
+    if host is not None:
+        _add_host(point, host.since(watched), series.slowdowns)
     half = math.inf if cycle.high is None else (cycle.high - cycle.value) / cycle.value
     if half > WIDE:
         point.notes.append(
@@ -291,6 +306,17 @@ def measure(
         )
     say(_line(point))
     return point
+
+
+def _add_host(point: Point, slowdown: Quantity | None, each: Sequence[float | None]) -> None:
+    """Keep how slow the server's cores were, in all and during each answer, and say it where they were."""
+    point.host_slowdown = slowdown
+    if slowdown is None:
+        return
+    point.raw["host_slowdown"] = list(each)
+    if slowdown.value > SLOWED:
+        what = f"the server's core took {slowdown.value:.2f} times as long as this host's fastest"
+        point.notes.append(f"{what}: what waits for the host did too")
 
 
 def _cycle(series: _Series) -> Quantity:

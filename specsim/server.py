@@ -22,6 +22,8 @@ from specsim.redaction import hide, own_secrets
 MULTICAST_FLAGS = ("--enable-torch-symm-mem", "--enable-symm-mem", "--enable-nccl-nvls", "--enable-mscclpp")
 MULTICAST_OFF = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
 MARK = "SPECSIM_SERVER"  # variable of the server and all that it starts
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+LISTENS = "0A"  # a socket's state in /proc/net/tcp
 SAFE_FLAG = "--enforce-disable-flashinfer-allreduce-fusion"
 
 
@@ -80,6 +82,26 @@ def tree(root: int, mark: str = "") -> set[int]:
         members |= more
         grown = bool(more)
     return members - {os.getpid()}
+
+
+def listeners(client: Client) -> set[int]:
+    """The processes that listen at a server's port, where it is one on this machine and this user may see them (Linux)."""
+    return _listening(client.port or (443 if client.secure else 80)) if client.host in LOOPBACK else set()
+
+
+def _listening(port: int) -> set[int]:
+    sockets = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(OSError):
+            for row in (line.split() for line in Path(table).read_text().splitlines()[1:]):
+                if row[3] == LISTENS and int(row[1].rpartition(":")[2], 16) == port:
+                    sockets.add(f"socket:[{row[9]}]")
+    found = set()
+    for link in Path("/proc").glob("[0-9]*/fd/*") if sockets else ():
+        with contextlib.suppress(OSError):
+            if os.readlink(link) in sockets:
+                found.add(int(link.parts[2]))
+    return found
 
 
 def _marked(pid: int, mark: str) -> bool:

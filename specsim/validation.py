@@ -42,13 +42,12 @@ from specsim.live import (
 from specsim.load import Load, measure_loads, seconds_of
 from specsim.measure import Plan, measure
 from specsim.profiles import load_profile
-from specsim.records import Correction, EngineRun, Point, Quantity, Record
+from specsim.records import Correction, EngineRun, Record
 from specsim.redaction import KEY_VARIABLES, api_key, scrub, without_key
 from specsim.scenarios import check_heads
-from specsim.server import Launched, free_port, refuse_multicast
+from specsim.server import Launched, free_port, listeners, refuse_multicast, tree
 from specsim.setups import OWN_FLAGS, Setup, config_of, moe_layers, server_env, server_flags, target_config
 
-SLOWED = 1.2  # times its fastest from which a slow core is told: below, prediction and measurement hardly show it
 START_S = 90.0  # what a start and a stop take at most as a rule, for --time-limit
 Say = Callable[[str], None]
 
@@ -165,7 +164,7 @@ def measure_all(
 ) -> int:
     """Measure and save each (batch, context); the number that failed. Raises ServerError when the server is gone.
 
-    host: watches the cores of a server on this machine; each point then says how fast they were.
+    host: watches the cores of a server on this machine.
     """
     failed = 0
     for batch, context in pairs:
@@ -177,12 +176,10 @@ def measure_all(
             recorder.save()
             return failed + 1
         done = len(recorder.record.points)
-        begin = time.monotonic()
         try:
-            point = measure(client, served, batch, context, plan, log, lambda text: say(f"  {text}"))
-            if host is not None:
-                _add_host(point, host.since(begin), say)
-            recorder.record.points.append(point)
+            recorder.record.points.append(
+                measure(client, served, batch, context, plan, log, lambda text: say(f"  {text}"), host)
+            )
         except (PointError, BrokenError) as error:  # whether the server is gone is asked below
             failed += 1
             say(f"  batch {batch} context {context}: {error}")
@@ -204,15 +201,6 @@ def measure_all(
             raise
         recorder.save()
     return failed
-
-
-def _add_host(point: Point, slowdown: Quantity | None, say: Say) -> None:
-    """Keep how fast the server's cores were while a point was measured, and say it where they were slow."""
-    point.host_slowdown = slowdown
-    if slowdown is not None and slowdown.value > SLOWED:
-        note = f"the server's core took {slowdown.value:.2f} times as long as this host's fastest: what waits for the host did too"
-        point.notes.append(note)
-        say(f"  note: {note}")
 
 
 METHOD = (
@@ -281,7 +269,9 @@ def run_url(
     record.name, record.hardware = free_name(folder, label), hardware
     recorder = Recorder(record, folder)
     try:
-        failed = measure_all(client, served, recorder, pairs, plan, tail, say, deadline)
+        own = listeners(client)
+        with Watch(lambda: set().union(*map(tree, own))) as host:
+            failed = measure_all(client, served, recorder, pairs, plan, tail, say, deadline, host)
         if load is not None:
             failed += _loads(client, served, load, recorder, say, deadline)
     except ServerError as error:

@@ -9,9 +9,14 @@ import time
 from pathlib import Path
 
 import pytest
+from fake_server import FakeServer
 from specsim.calibration import health
 
 from specsim import host_speed
+from specsim.live import Client, identify
+from specsim.measure import Plan, measure
+from specsim.records import Quantity
+from specsim.server import listeners
 
 RECORDED = Path(__file__).parents[1] / "validation" / "calibration" / "1x-h200-host-speed.json"
 placed = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="threads cannot be placed on cores here")
@@ -90,3 +95,39 @@ def test_a_watch_of_processes_that_are_gone_sees_nothing():
     with host_speed.Watch(lambda: {2**22 + 1}) as watch:
         time.sleep(0.3)
         assert watch.since(0.0) is None
+
+
+class Slow:
+    """A watch of cores that are half as fast as the best."""
+
+    def since(self, begin):
+        return Quantity(value=2.0, low=1.9, high=2.1, n=5)
+
+
+def test_a_point_says_how_slow_the_server_s_cores_were():
+    plan = Plan(min_repeats=2, max_repeats=2, lengths=(4, 8, 16, 24))
+    with FakeServer() as server:
+        client = Client(server.url, timeout=5)
+        plain, slow = (measure(client, identify(client), 2, 32, plan, None, str, host) for host in (None, Slow()))
+    assert plain.host_slowdown is None
+    assert "host_slowdown" not in plain.raw
+    assert slow.host_slowdown.value == 2.0
+    assert slow.raw["host_slowdown"] == [2.0] * len(slow.raw["cycles"])
+    assert [n for n in slow.notes if n not in plain.notes] == [
+        "the server's core took 2.00 times as long as this host's fastest: what waits for the host did too"
+    ]
+
+
+@placed
+def test_who_listens_at_a_server_s_port_is_found_and_no_other():
+    """`validate --url` of a server on this machine finds its processes so; one elsewhere has none here."""
+    script = "import http.server as h; s = h.HTTPServer(('127.0.0.1', 0), h.BaseHTTPRequestHandler); print(s.server_port, flush=True); s.serve_forever()"
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            port = int(process.stdout.readline())
+            assert listeners(Client(f"http://127.0.0.1:{port}")) == {process.pid}
+            assert listeners(Client(f"http://localhost:{port}/v1")) == {process.pid}
+            assert listeners(Client(f"http://10.0.0.7:{port}")) == set()
+        finally:
+            process.kill()
+    assert listeners(Client(f"http://127.0.0.1:{port}")) == set()
