@@ -103,9 +103,9 @@ def test_asking_the_peer(accuracy: ModuleType, tmp_path: Path, monkeypatch: pyte
 
 def test_the_readme_says_what_the_page_shows() -> None:
     """Of the runs with fitted terms (no model's own run in its terms): decode and verify in graphs within 2.5 % in the median and
-    6 % at worst, 31 % where all rows chose the same experts, cycles within 45 %, eager steps and cycles between half and twice."""
+    7 % at worst, 31 % where all rows chose the same experts, cycles within 45 %, eager steps and cycles between half and twice."""
     readme = " ".join((ROOT / "README.md").read_text().split())
-    said = "decode and verify in CUDA graphs on calibrated H200s are within 2.5 % in the median and 6 % at worst (31 % where random weights send all rows to the same experts); cycles that wait for the host, and eager steps and cycles, miss by up to 45 %"  # fmt: skip
+    said = "decode and verify in CUDA graphs on calibrated H200s are within 2.5 % in the median and 7 % at worst (31 % where random weights send all rows to the same experts); cycles that wait for the host, and eager steps and cycles, miss by up to 50 %"  # fmt: skip
     assert said in readme
     page = (ROOT / "docs" / "accuracy.md").read_text()
     block = page.split("<!-- begin held-out -->")[1].split("<!-- end held-out -->")[0].split("\n\n")[1]
@@ -117,9 +117,9 @@ def test_the_readme_says_what_the_page_shows() -> None:
         if runs.startswith("graphs") and phase in ("decode", "verify"):
             apart = runs.endswith("in no fit")
             assert median <= (10 if apart else 2.5), (runs, phase)
-            assert abs(worst) <= (31 if apart else 6), (runs, phase)
+            assert abs(worst) <= (31 if apart else 7), (runs, phase)
         if runs.startswith("graphs") and phase == "cycle":
             assert abs(worst) <= 45, (runs, phase)
         if runs == "eager" and phase in ("decode", "verify", "cycle"):
-            assert abs(worst) <= 45, (runs, phase)
+            assert abs(worst) <= 50, (runs, phase)
     assert {phase for runs, phase in seen if runs == "eager"} >= {"decode", "verify", "cycle"}
