@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
+from specsim.host_speed import Watch
 from specsim.live import (
     FIRST_ID,
     LAST_ID,
@@ -87,9 +88,17 @@ def _prompts(count: int, tokens: int, label: str) -> list[list[int]]:
 
 
 def measure_loads(
-    client: Client, served: Served, load: Load, record: Record, save: Callable[[], None], say: Say, deadline: float
+    client: Client,
+    served: Served,
+    load: Load,
+    record: Record,
+    save: Callable[[], None],
+    say: Say,
+    deadline: float,
+    host: Watch | None = None,
 ) -> int:
-    """Send the load at each rate; every run is appended to `record.loads` and saved. How many runs have a fault.
+    """Send the load at each rate; every run is appended to `record.loads` and saved. How many runs have a fault. host: watches the
+    cores of a server on this machine.
 
     Raises ServerError when the server is gone; what had finished is kept.
     """
@@ -104,8 +113,10 @@ def measure_loads(
         before = counters(client)
         due = arrivals(load, rate, count)
         token_ids = _prompts(count, load.input_tokens, f"{load.seed} {rate}")
+        begin = time.monotonic()
         sent = send(client, served, due.tolist(), token_ids, load.output_tokens)
         run = _run(load, rate, due, sent.streams, np.asarray(sent.lag_s), overhead)
+        run.host_slowdown = host.since(begin) if host is not None else None
         run.lone_ms = lone
         troubles = _failures(sent.streams)
         gone = any(s.sent is None for s in sent.streams) or run.failed == count

@@ -75,6 +75,7 @@ class LoadRun(_Strict):
     arrival_ms: list[Number] = []
     sent_ms: list[Number] = []
     requests: dict[str, list[Number]] = {}
+    host_slowdown: Quantity | None = None  # of the server's cores, as of a point
     client: dict[str, Number] = {}  # how late the measuring client itself was
     failed: int = 0
     notes: list[str] = []

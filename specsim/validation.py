@@ -272,8 +272,8 @@ def run_url(
         own = listeners(client)
         with Watch(lambda: set().union(*map(tree, own))) as host:
             failed = measure_all(client, served, recorder, pairs, plan, tail, say, deadline, host)
-        if load is not None:
-            failed += _loads(client, served, load, recorder, say, deadline)
+            if load is not None:
+                failed += _loads(client, served, load, recorder, say, deadline, host)
     except ServerError as error:
         raise ServerError(f"{error}{recorder.kept()}") from None
     if not recorder.drop_if_empty():
@@ -359,8 +359,8 @@ def run_setup(
             with Watch(server.members) as host:
                 pairs = setup.pairs()
                 failed = measure_all(server.client, served, recorder, pairs, plan, LogTail(log), say, deadline, host)
-            if setup.load is not None:
-                failed += _loads(server.client, served, setup.load, recorder, say, deadline)
+                if setup.load is not None:
+                    failed += _loads(server.client, served, setup.load, recorder, say, deadline, host)
             if setup.profile and time.monotonic() + 30 > deadline:
                 say("  the time limit leaves out the profile")
             elif setup.profile:
@@ -426,10 +426,12 @@ def run_list(
     return paths, failures
 
 
-def _loads(client: Client, served: Served, load: Load, recorder: Recorder, say: Say, deadline: float) -> int:
+def _loads(
+    client: Client, served: Served, load: Load, recorder: Recorder, say: Say, deadline: float, host: Watch
+) -> int:
     record = recorder.record
     record.method = f"{record.method}; {LOAD_METHOD}" if record.points else LOAD_METHOD
-    return measure_loads(client, served, load, record, recorder.save, say, deadline)
+    return measure_loads(client, served, load, record, recorder.save, say, deadline, host)
 
 
 def _profile(client: Client, served: Served, setup: Setup, recorder: Recorder, say: Say) -> int:
