@@ -33,7 +33,8 @@ from specsim.prediction import machine_of
 from specsim.scenarios import Scenario, build
 from specsim.simulation import simulate
 from specsim.simulation_costs import server_of as simulated_server
-from specsim.steady import Requests, server_of
+from specsim.steady import Requests
+from specsim.steady_servers import server_of
 from specsim.workload import Lengths, synthetic
 from specsim.workload import Requests as Sent
 

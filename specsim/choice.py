@@ -17,6 +17,7 @@ from specsim.quantities import Quantity, six
 from specsim.scenarios import Scenario
 from specsim.simulation_costs import Ranges, lanes, limited, longest, rows_of, step_seconds
 from specsim.steady import Requests, Server
+from specsim.steady_servers import server_of
 from specsim.targets import GRID, Targets
 
 Array = NDArray[np.float64]
@@ -124,7 +125,7 @@ def choice_of(
 ) -> Choice:
     """A scenario (with draft lengths by batch in `ranges`) under its share of a load; `problem` where it does not fit."""
     try:
-        server = steady.server_of(s, machine, requests, ranges)
+        server = server_of(s, machine, requests, ranges)
     except InputError as error:
         return Choice(s, None, problem=str(error), ranges=ranges)
     return _serving(Choice(s, server, ranges=ranges), server, rate, targets, headroom)

@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim import steady
 from specsim.acceptance import chain_length, rate_for_length
 from specsim.choice import Choice
 from specsim.cycle import evaluate
 from specsim.machine import Machine
 from specsim.scenarios import Scenario
 from specsim.steady import Server
+from specsim.steady_servers import server_of
 from specsim.targets import GRID, Targets
 
 Array = NDArray[np.float64]
@@ -63,7 +63,7 @@ def targets_of_drafters(
         if d < 2:
             continue
         s = replace(drafting, draft_tokens=np.asarray(float(d)), num_steps=np.asarray(d - 1.0))
-        server = steady.server_of(s, machine, requests)
+        server = server_of(s, machine, requests)
         at = replace(s, batch=np.asarray(running, dtype=float), context=np.asarray(requests.context))
         c = evaluate(at, machine)
         needed = np.broadcast_to(c.cycle_s / c.decode_s, (len(LOADS),))
@@ -85,18 +85,20 @@ def targets_of_drafters(
 def _rate_for_targets(server: Server, rate: float, targets: Targets, d: int) -> float | None:
     """The accept rate from which on every chain of d meets the targets at a rate of requests; 0: none is needed."""
 
-    def met(short: Array) -> NDArray[np.bool_]:
+    def miss(short: Array) -> Array:
         """By how far accept rates are short of 1."""
         if targets.percentile is None:
-            return targets.miss(server.at(rate, np.asarray(chain_length(1 - short, d - 1)))) <= 1
+            return targets.miss(server.at(rate, np.asarray(chain_length(1 - short, d - 1))))
         accepting = (server.accepting((1 - x) ** np.arange(1, d)) for x in short)
-        return np.asarray([targets.miss(targets.seen(s, rate))[0] <= 1 for s in accepting])
+        return np.asarray([targets.miss(targets.seen(s, rate))[0] for s in accepting])
 
-    at_best, at_none = met(np.asarray([0.0, 1.0]))
-    reach = targets.reach(met)
+    at_best, at_none = miss(np.asarray([0.0, 1.0])) <= 1
+    if not at_best:
+        return None
+    reach = targets.reach(miss)
     if at_none and reach == 1 - 1 / GRID**2:
         return 0.0
-    return 1 - reach if at_best else None
+    return 1 - reach
 
 
 def _rate(length: float, d: int) -> float | None:

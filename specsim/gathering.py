@@ -31,7 +31,7 @@ class Steps:
 
     prompts: (k,) that a step prefills, none first; seconds: (..., k) that it then takes, variance: of these; prefill: (..., k) those of
     them that its prompts add; share: (..., k) of all steps, growth: of it with the logarithm of the rate; beside: (..., k, k)
-    chance of the number that comes in a step together with an arrival.
+    chance of the number that comes in a step together with an arrival. taken: (..., k) of the prompts, those that find a place.
     """
 
     rate: Array
@@ -42,11 +42,12 @@ class Steps:
     share: Array
     growth: Array
     beside: Array
+    taken: Array
 
     @property
     def work(self) -> Array:
         """Share of time that prefill takes: that of a prompt on average, at the rate."""
-        prompts = np.maximum((self.share * self.prompts).sum(axis=-1), TINY)
+        prompts = np.maximum((self.share * self.taken).sum(axis=-1), TINY)
         return np.asarray(self.rate * (self.share * self.prefill).sum(axis=-1) / prompts)
 
     @property
@@ -54,7 +55,7 @@ class Steps:
         """By which share that grows with one of the rate: less than 1 where prompts that come together cost less."""
         cost, prompts = (
             (self.growth * x).sum(axis=-1) / np.maximum((self.share * x).sum(axis=-1), TINY)
-            for x in (self.prefill, self.prompts)
+            for x in (self.prefill, self.taken)
         )
         return np.asarray(1 + cost - prompts)
 
@@ -104,7 +105,9 @@ def numbers(arrivals: Array) -> Ints:
     return np.unique(np.concatenate([np.arange(EACH + 1), beyond.round().astype(np.int64)]))
 
 
-def steps_of(rate: Array, prompts: Ints, seconds: Array, prefill: Array, variance: Array) -> Steps:
+def steps_of(
+    rate: Array, prompts: Ints, seconds: Array, prefill: Array, variance: Array, taken: Array | None = None
+) -> Steps:
     """The steady state of arrivals at `rate` (..., 1), with seconds of steps, prefill's part and their variance (..., k)."""
     seconds = np.broadcast_to(seconds, np.broadcast_shapes((*rate.shape, 1), seconds.shape))
     log_factorial = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, prompts[-1] + 1)))])[prompts]
@@ -135,4 +138,14 @@ def steps_of(rate: Array, prompts: Ints, seconds: Array, prefill: Array, varianc
     pushed[..., -1] = 0.0
     growth = (inverse @ pushed[..., None])[..., 0]
     rates = np.broadcast_to(rate, seconds.shape[:-1])
-    return Steps(rates, prompts, seconds, variance, prefill, share, growth, beside)
+    return Steps(
+        rates,
+        prompts,
+        seconds,
+        variance,
+        prefill,
+        share,
+        growth,
+        beside,
+        prompts.astype(float) if taken is None else taken,
+    )

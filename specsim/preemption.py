@@ -47,6 +47,7 @@ class FullMemory:
     context: float
     rows: float
     output_cv2: float = 0.0
+    whole_cv2: float = 0.0
 
     @property
     def together(self) -> float:
@@ -65,13 +66,21 @@ class FullMemory:
         return np.asarray(1 - (chance * (clumps * free <= (ended * self.answer)[..., None])).sum(axis=-1))
 
     @property
-    def reserved(self) -> int:
-        """Requests that run at once where the engine keeps room for what it expects (SGLang); 1 at least where one fits."""
+    def reserved(self) -> float:
+        """Requests that run at once, each at its own place in its life, where the engine keeps room for what it expects (SGLang): 1 at least
+        where one fits, 0 where none does."""
         whole = self.prompt + self.answer
+        if self.tokens < whole:
+            return 0.0
         rest = LEAST_RATIO * min(self.context - self.prompt, CLIP)
-        apart = (self.tokens - whole) / (self.context + self.rows + rest)
+        return max((self.tokens - whole * (1 + self.whole_cv2)) / (self.context + self.rows + rest) + 0.5, 1.0)
+
+    @property
+    def crowded(self) -> float:
+        """Those of `reserved` while others wait all the time: answers of one length run in waves."""
+        whole = self.prompt + self.answer
         wave = math.exp(-2 * math.pi**2 * self.output_cv2) * self.prompt / whole
-        return int(1 / ((1 - wave) / apart + wave * whole / self.tokens)) if apart > 1 else int(self.tokens >= whole)
+        return 1 / ((1 - wave) / self.reserved + wave * whole / self.tokens) if self.reserved else 0.0
 
     def places(self, steps: Array, again: Array) -> Array:
         """Requests that decode at once, each for so many steps. Beside them stand what a prompt needs to start, half of it on

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from specsim import steady
+from specsim import steady, steady_servers
 from specsim.asked import AModel, check_fields, check_numbers, overruled, scenario, with_model
 from specsim.engines import running_flag
 from specsim.errors import InputError
@@ -238,7 +238,7 @@ def simulate(model: AModel | None = None, /, *, times: int = 1, **options: Any) 
         steps = load.count * outputs.mean / server.accept_length
         if load.open_rate is not None:
             mean = steady.Requests(inputs.mean, outputs.mean, inputs.cv2, outputs.cv2, load.prefix_rate)
-            replica = steady.server_of(s, machine, mean, ranges, chunk_tokens=load.chunk_tokens)
+            replica = steady_servers.server_of(s, machine, mean, ranges, chunk_tokens=load.chunk_tokens)
             gained = server.accept_lengths[1 : replica.most_running + 1]
             replica = replace(replica, memory=None, accept_length=gained)
             check_rate(load.open_rate, replica, s.engine.name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -48,12 +48,12 @@ class Targets:
 
     def seen(self, server: Server, rate: ArrayLike) -> steady.Point:
         """What is compared with them, at arrival rates: a point of means, or with times of the percentile in their places."""
-        p = server.at(rate)
         if self.percentile is None:
-            return p
-        percent = PERCENTS[self.percentile]
-        ttft, tpot = np.transpose([below(server, float(r), percent) for r in p.rate])
-        return replace(p, ttft_s=ttft, tpot_s=tpot)
+            return server.at(rate)
+        points = [
+            below(server, float(r), PERCENTS[self.percentile]) for r in np.atleast_1d(np.asarray(rate, dtype=float))
+        ]
+        return steady.Point(*(np.concatenate([getattr(p, f.name) for p in points]) for f in fields(steady.Point)))
 
     def miss(self, p: steady.Point) -> Array:
         """How far a point is from the targets: 1 or less meets them all, 1.2 misses one by 20 %."""
@@ -66,15 +66,12 @@ class Targets:
     def share(self, server: Server, limit: float) -> float:
         """The highest share of a limit (requests a second) up to which a server meets them, on the grid of `reach`."""
 
-        def met(shares: Array) -> NDArray[np.bool_]:
-            return self.miss(self.seen(server, shares * limit)) <= 1
+        return self.reach(lambda shares: self.miss(self.seen(server, shares * limit)))
 
-        return self.reach(met)
-
-    def reach(self, good: Callable[[Array], NDArray[np.bool_]]) -> float:
-        """How far from 0 towards 1 all is `good` that these targets decide: a multiple of 1 / GRID^2 below 1. With percentiles, which take
-        long to say, found by halving, as good up to one place only."""
-        return _reach(good) if self.percentile is None else _halved(good)
+    def reach(self, miss: Callable[[Array], Array]) -> float:
+        """How far from 0 towards 1 nothing misses these targets: a multiple of 1 / GRID^2 below 1. With percentiles, which take
+        long to say, searched for, as met up to one place only."""
+        return _reach(lambda x: miss(x) <= 1) if self.percentile is None else _searched(miss)
 
 
 def _reach(good: Callable[[Array], NDArray[np.bool_]]) -> float:
@@ -85,12 +82,24 @@ def _reach(good: Callable[[Array], NDArray[np.bool_]]) -> float:
     return (coarse + _leading(good((coarse + points) / GRID)) / GRID) / GRID
 
 
-def _halved(good: Callable[[Array], NDArray[np.bool_]]) -> float:
-    """`_reach` of what takes long to say and is good up to one place only: found by halving."""
-    low, high = 0, GRID**2  # good at the one, and not at the other
+def _searched(miss: Callable[[Array], Array]) -> float:
+    """`_reach` of what takes long to say and misses from one place on only: where a straight line between the logarithms of the nearest
+    misses on either side says, one of which counts half each time that it stays (Dowell and Jarratt, BIT 11, 1971); half-way where one is unknown."""
+    low, high, below, above = 0, GRID**2, -math.inf, math.inf
+    stayed = 0  # side that did last
     while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if good(np.asarray([middle / GRID**2]))[0] else (low, middle)
+        if math.isfinite(below) and math.isfinite(above):
+            place = min(max(low + round((high - low) * below / (below - above)), low + 1), high - 1)
+        else:
+            place = (low + high) // 2
+        found = float(miss(np.asarray([place / GRID**2]))[0])
+        value = math.log(found) if 0 < found < math.inf else math.copysign(math.inf, found - 1)
+        if found <= 1:
+            low, below, above = place, value, above / (1 + (stayed == 1))
+            stayed = 1
+        else:
+            high, above, below = place, value, below / (1 + (stayed == -1))
+            stayed = -1
     return low / GRID**2
 
 

@@ -43,7 +43,7 @@ from specsim.simulation_costs import (
 )
 from specsim.simulation_reference import A1, A2, M1, M2, Reference, bin_of, prefill_time
 from specsim.steady import Requests as Mean
-from specsim.steady import server_of as steady_server
+from specsim.steady_servers import server_of as steady_server
 from specsim.workload import BLOCK, PS, Lengths, Requests, synthetic
 
 pytest.importorskip("numba", reason="the compiled kernel needs numba, which the dev extra installs")

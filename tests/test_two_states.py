@@ -21,7 +21,8 @@ from specsim.simulated import simulate as specsim_simulate
 from specsim.simulation import simulate
 from specsim.simulation_costs import limited
 from specsim.simulation_costs import server_of as simulated_server
-from specsim.steady import Requests, Server, server_of
+from specsim.steady import Requests, Server
+from specsim.steady_servers import server_of
 from specsim.targets import Targets
 from specsim.two_states import TwoStates, two_states
 from specsim.workload import Lengths, synthetic

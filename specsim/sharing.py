@@ -1,0 +1,159 @@
+"""How many requests share a server: the distribution of the number that runs, and what stands or waits beside it.
+
+By the clock that runs only while the server decodes, n requests leave at g(n) and b = rate / (1 - rho) come in bunches; `specsim.steady` derives
+
+    p(n) = A(n - 1) / g(n)      A(n) = A(n - 1) q + b'(n) p(n)
+
+Bunches are geometric, q / (1 - q) requests beyond the first. Where places end so does a bunch: begun with m free places it has
+(1 - q^m) / (1 - q) requests, and as many are prefilled as a busy period that is cut serves (`specsim.busy_periods`), b P(K < m), so that b'(n) is
+their quotient. With one place that is exact. What is left over waits, as do those that come while every place is taken: each begins a busy period
+of the whole server, whose customers take 1 / limit seconds (limit: requests a second with every place taken).
+
+While others wait some places belong to prompts that are being prefilled, `passing` on average. Answers of one length that were prefilled without pause end
+together, and so do those that take their places: among k of them (k - 1) / 2 more have no first token yet.
+
+Where decoding goes on beside prompts (vLLM) who came first leaves meanwhile. No more run than come within the steps of an answer, and bunches
+count as they vary within so many steps: with K prompts in a step on average those of every other step follow one another as rho^j, so that the number
+within T = 2 L steps varies
+
+    (1 + 2 sum of (1 - j / L) rho^j) / (1 - rho^2)      j = 1 .. L
+
+times as much as Poisson's; to the I of long answers as L grows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specsim.busy_periods import LONGEST, cut
+
+Array = NDArray[np.float64]
+MOST_WORK = 1 - 1e-6  # share of time that prefill takes
+TINY = 1e-300
+
+
+@dataclass(frozen=True)
+class Crowd:
+    """What comes and goes at rates (p,), by the number of places taken.
+
+    each: (p, N) seconds of decoding after which one of n leaves; decoding: (N,) or (p, N) sequences that then decode; work, growing: (p, N + 1) share of
+    time that prefill takes, and by which share that grows with one of the rate. places: that there are at most; limit: (p,) rates
+    that can be served; passing: (p,) prompts that are prefilled while others wait for a place. prompt_s: seconds of one. alike: the shorter of two answers over the mean one; answers, prompts:
+    how they vary, variance over the square of the mean. window: (p,) pairs of steps of an answer beside prompts, over the steps of a
+    prompt, and room: (p,) requests that run beside prompts at most; None where decoding stands still.
+    """
+
+    rate: Array
+    each: Array
+    decoding: Array
+    work: Array
+    growing: Array
+    places: float
+    limit: Array
+    passing: Array
+    prompt_s: float
+    alike: float
+    answers: float
+    prompts: float
+    window: Array | None = None
+    room: Array | None = None
+
+
+@dataclass(frozen=True)
+class Shared:
+    """How many share the server, by the number of places taken (p, N + 1).
+
+    weight: share of time in which so many are; clock: the part of it in which they decode and nobody waits for a place; standing: requests
+    that stand prefilled beside them, over all time, less those that have no first token yet where others wait for a place; waited: share of the waits for prompts ahead that end before places do;
+    beside: share of others' prompts beside one's own answer that find a place. waiting: (p,) for a place, mean. Where it is not
+    stable, numbers mean nothing.
+    """
+
+    weight: Array
+    clock: Array
+    standing: Array
+    waited: Array
+    beside: Array
+    waiting: Array
+    stable: NDArray[np.bool_]
+
+
+def shared(c: Crowd) -> Shared:
+    """The distribution of a crowd."""
+    r = c.rate
+    stable = r < c.limit
+    work = np.clip(c.work, 0.0, MOST_WORK)
+    free = 1 - work
+    extra = c.growing * work / free
+    load = extra / (1 + extra)
+    bunch = extra + extra**2 * (1 + c.prompts) / 2  # (I - 1) / 2, of prompts that vary
+    each = np.broadcast_to(c.each, bunch[:, 1:].shape)
+    left = np.maximum(c.places - np.arange(bunch.shape[1]), 0.0)
+    left = np.broadcast_to(left, bunch.shape)
+    counted = 2 * c.alike * bunch
+    if c.window is not None and c.room is not None:
+        left = np.where(left >= c.room[:, None], LONGEST, left)
+        counted = np.minimum(
+            counted * _seen(load, c.window[:, None]), np.maximum(c.room[:, None] - _mean(r, each, free), 0.0)
+        )
+    periods, beside = cut(load, left), np.ones_like(load)
+    if c.room is not None:  # of those that come within the steps of an answer
+        within = cut(load, np.broadcast_to(c.room[:, None], load.shape)).held
+        beside = np.minimum(cut(load, np.maximum(left - 1, 0.0)).held / np.maximum(within, TINY), 1.0)
+    q = counted / (1 + counted)
+    bunches = r[:, None] / free * periods.passed / ((1 - q ** np.maximum(left, 1.0)) * (1 + counted))
+    if c.room is not None:
+        full = (np.arange(bunch.shape[1]) >= c.room[:, None]) & (_mean(r, each, free) >= c.room[:, None])
+        q, bunches = (np.where(full, TINY, x) for x in (q, bunches))
+    clock = _clock(q, bunches, each)
+    paused = periods.passed * work / free  # beside each second of decoding: none where every place is taken
+    weight = clock * (1 + paused)
+    # Those wait for a place that come while all are taken, and that were left over when the last one was.
+    after = np.where(stable, 1 / np.where(stable, c.limit - r, 1.0), 0.0)
+    beyond = r * (clock * (1 - periods.passed)).sum(axis=1) * after
+    share = np.minimum(c.limit * c.prompt_s, 1.0)  # of a place's time that its prompt takes
+    varied = c.answers * (1 - share) ** 2 + c.prompts * share**2
+    waiting = (1 + varied) / 2 * beyond * c.limit * after + r * (clock * periods.pairs).sum(axis=1) * after
+    standing = clock * bunch * work / free * periods.stood
+    together = standing.sum(axis=1) / np.maximum((weight - clock).sum(axis=1), TINY)
+    left = np.minimum(left, c.places)
+    last = left / c.places  # of the places, those that one bunch took
+    waited_for = clock * (1 - periods.passed)
+    together = last * (left - 1) / 2 + (1 - last) * together[:, None]
+    together = (waited_for * together).sum(axis=1) / np.maximum(waited_for.sum(axis=1), TINY)
+    together = (2 * c.alike - 1) * np.maximum(together, 0.0)
+    if c.window is not None:  # nobody stands still: `specsim.riding` says what prompts beside one's own cost
+        standing = np.zeros_like(standing)
+    inside = np.atleast_2d(c.decoding)[:, -1] / c.places  # of the time of a place that it decodes
+    standing[:, -1] -= beyond * c.passing * inside * (1 + together)
+    weight[:, -1] += beyond
+    total = weight.sum(axis=1)
+    weight, clock, standing = (x / total[:, None] for x in (weight, clock, standing))
+    return Shared(weight, clock, standing, periods.waited, beside, waiting / total, stable)
+
+
+def _clock(q: Array, bunches: Array, each: Array) -> Array:
+    """p(n), by the clock of decoding."""
+    ratio = q[:, 1:-1] + bunches[:, 1:-1] * each[:, :-1]
+    none = np.zeros_like(each[:, :1])
+    log = np.log(bunches[:, :1] * each) + np.concatenate([none, np.cumsum(np.log(ratio), axis=1)], axis=1)
+    log = np.concatenate([none, log], axis=1)
+    clock = np.exp(log - log.max(axis=1, keepdims=True))
+    return np.asarray(clock / clock.sum(axis=1, keepdims=True))
+
+
+def _seen(load: Array, window: Array) -> Array:
+    """Share of the variance that bunches add which is seen within so many pairs of steps."""
+    x = load / (1 - load)
+    pairs = 2 * x - 2 * load * (1 - load**window) / window / (1 - load) ** 2
+    return np.clip(((1 + pairs) / (1 - load**2) - 1) / np.maximum(2 * x + x**2, TINY), 0.0, 1.0)
+
+
+def _mean(r: Array, each: Array, free: Array) -> Array:
+    """Requests that run on average were all steps those of so many. No number from 0 to `room` with that mean varies more than
+    one that is either (Bhatia and Davis, Am. Math. Monthly 107, 2000): by room less the mean, times the mean."""
+    lives = np.arange(1.0, free.shape[1]) * each
+    return np.asarray(r[:, None] / free * np.concatenate([each[:, :1], lives], axis=1))
