@@ -22,6 +22,7 @@ from specsim.records import Quantity
 
 STEPS = 1000  # of the loop: a quarter of a millisecond, in which a core seldom changes its speed
 SLOW = 1.5  # times the fastest from which a look found a core slow: clocks differ by less, a shared core by more
+BUSY = 0.25  # of a second's CPU time from which a thread is busy: an engine's main loop takes all of it, its front end little
 BLOCKS = 5  # of looks, whose means tell how certain the mean of all is: looks beside one another are alike
 
 
@@ -122,8 +123,8 @@ class Watch:
         while not self._stop.wait(self._period_s):
             if (now := time.monotonic()) - chosen > 1.0:
                 before, spent = spent, _spent(self._members())
-                half = 0.5 * os.sysconf("SC_CLK_TCK") * (now - chosen)
-                threads = [thread for thread, ticks in spent.items() if ticks - before.get(thread, ticks) > half]
+                least = BUSY * os.sysconf("SC_CLK_TCK") * (now - chosen)
+                threads = [thread for thread, ticks in spent.items() if ticks - before.get(thread, ticks) > least]
                 chosen = now
             cores = {core for thread in threads if (core := _core(thread)) is not None}
             looks = [us for core in cores if (us := _on(core)) is not None]
