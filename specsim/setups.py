@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,7 +12,7 @@ from specsim.configs import is_preset
 from specsim.errors import InputError, did_you_mean
 from specsim.files import read_json, read_yaml
 from specsim.load import Load
-from specsim.records import first_trouble
+from specsim.records import Record, first_trouble
 from specsim.server import MULTICAST_OFF, SAFE_FLAG
 
 ALGORITHMS = {
@@ -78,8 +79,22 @@ class Setup(BaseModel):
     def pairs(self) -> list[tuple[int, int]]:
         if self.load is not None and not self.model_fields_set & {"batches", "contexts", "points"}:
             return []
-        pairs = self.points or [(batch, context) for context in self.contexts for batch in self.batches]
+        pairs = self.points
+        if pairs is None:
+            pairs = [(batch, context) for context in self.contexts for batch in self.batches]
         return list(dict.fromkeys(pairs))
+
+    def without(self, records: Sequence[Record]) -> Setup | None:
+        """What these records of earlier runs do not hold of it; None where they hold everything. A point that failed is none."""
+        measured = {(p.batch, p.raw.get("prompt_tokens")) for r in records for p in r.points}
+        sent = {run.rate for r in records for run in r.loads}
+        points = [pair for pair in self.pairs() if pair not in measured]
+        runs = [run for run in self.load.runs() if run[0] not in sent] if self.load is not None else []
+        if not points and not runs:
+            return None
+        rates, counts = ([run[i] for run in runs] for i in (0, 1))
+        load = self.load.model_copy(update={"rates": rates, "num_requests": counts}) if self.load and runs else None
+        return self.model_copy(update={"points": points, "load": load})
 
 
 def load_setups(path: Path) -> list[Setup]:

@@ -21,7 +21,7 @@ from typing import Any
 import specsim.kernels as kernels
 from specsim.configs import model_from_config
 from specsim.errors import InputError, WorkError
-from specsim.files import write_atomically
+from specsim.files import read_json, write_atomically
 from specsim.forward import Parallel
 from specsim.host_speed import Watch
 from specsim.launch import read_launch
@@ -115,6 +115,28 @@ def check_folder(folder: Path) -> None:
         for part in made:
             with contextlib.suppress(OSError):  # another has put something there
                 part.rmdir()
+
+
+def left_to_measure(setups: Sequence[Setup], folder: Path) -> tuple[list[Setup], list[str]]:
+    """The set-ups with what no record of theirs in the folder holds yet, and the names of those that are whole."""
+    left, whole = [], []
+    for setup in setups:
+        others = {s.name for s in setups} - {setup.name}
+        name = re.compile(rf"{re.escape(setup.name)}(-\d+)?")  # see `free_name`
+        files = [f for f in sorted(folder.glob("*.json")) if name.fullmatch(f.stem) and f.stem not in others]
+        rest = setup.without([r for f in files for r in _read(f)]) if files else setup
+        if rest is None:
+            whole.append(setup.name)
+        else:
+            left.append(rest)
+    return left, whole
+
+
+def _read(file: Path) -> list[Record]:
+    """The record in a file; none where it is torn, or something else."""
+    with contextlib.suppress(InputError, ValueError):
+        return [Record.model_validate(read_json(file, "record"))]
+    return []
 
 
 def free_name(folder: Path, name: str) -> str:

@@ -19,11 +19,12 @@ from specsim import validation as validate
 from specsim.configs import model_from_config
 from specsim.errors import InputError, WorkError
 from specsim.live import ServerError
+from specsim.load import Load
 from specsim.measure import Plan
 from specsim.records import Record
 from specsim.server import Launched, free_port, refuse_multicast
 from specsim.setups import Setup, load_setups, make_setup, moe_layers, server_env, server_flags
-from specsim.validation import run_list, run_setup
+from specsim.validation import left_to_measure, run_list, run_setup
 
 ROOT = Path(__file__).parents[1]
 FAKE = (sys.executable, str(ROOT / "tests" / "fake_server.py"))
@@ -393,7 +394,7 @@ def test_resume_leaves_out_what_is_done(model: Path, tmp_path: Path) -> None:
         done = subprocess.run([*command, *name], capture_output=True, text=True, env=env, timeout=60)
         assert done.returncode == 0, done.stderr
         assert sorted(p.name for p in (tmp_path / "runs").glob("*.json")) == wanted
-    assert "left out, since they have a record" in done.stderr
+    assert "left out, since they are measured in" in done.stderr
 
 
 # --- scenario files ---
@@ -450,3 +451,36 @@ def test_shipped_scenarios_load_with_their_models(name: str) -> None:
             assert draft.hidden == target.hidden
         if name == "scenarios-2gpu.yaml":
             assert s.tp == 2
+
+
+def test_resume_measures_what_a_record_lacks_and_nothing_twice(model: Path, tmp_path: Path) -> None:
+    """Of two batches and two rates a record holds one each: the rest goes into a second one, after which nothing is left."""
+    load = Load(rates=[2, 8, 12], num_requests=[10, 20, 30])
+    setup = Setup(name="a", model=model, batches=[1, 4], contexts=[32], load=load)
+    run = {"rate": 8.0, "num_requests": 20, "input_tokens": 1024, "output_tokens": 256, "seed": 0}
+    point = {"batch": 4, "raw": {"prompt_tokens": 32}}
+    kept = {"schema": "specsim.record/1", "kind": "validation", "name": "a", "date": "2026-01-01"}
+
+    def write(name: str, **holds: Any) -> None:
+        (tmp_path / f"{name}.json").write_text(json.dumps({**kept, "name": name, **holds}))
+
+    assert left_to_measure([setup], tmp_path) == ([setup], [])
+    write("a", points=[point], loads=[run])
+    write("a-3x", points=[{**point, "batch": 1}])  # of another name
+    (tmp_path / "a-4.json").write_text('{"schema": "spec')  # torn
+    (rest,), whole = left_to_measure([setup], tmp_path)
+    assert whole == []
+    assert rest.pairs() == [(1, 32)]
+    assert rest.load is not None
+    assert rest.load.runs() == [(2, 10), (12, 30)]
+    write("a-2", points=[{**point, "batch": 1}])
+    (rest,), _ = left_to_measure([setup], tmp_path)
+    assert rest.pairs() == []
+    assert rest.load is not None
+    plain = [setup.model_copy(update={"load": None, "name": name}) for name in ("a", "a-2")]
+    assert [s.pairs() for s in left_to_measure(plain, tmp_path)[0]] == [
+        [(1, 32)],
+        [(4, 32)],
+    ]  # a-2 is a scenario of its own there
+    write("a-5", loads=[{**run, "rate": 2.0}, {**run, "rate": 12.0}])
+    assert left_to_measure([setup], tmp_path) == ([], ["a"])

@@ -126,7 +126,7 @@ PATH = click.Path(path_type=Path)
 @click.option(
     "--only", multiple=True, metavar="NAME", help="Of --scenarios, those that match; may hold * and be given again."
 )
-@click.option("--resume", is_flag=True, help="Of --scenarios, leave out those that have a record in the output folder.")
+@click.option("--resume", is_flag=True, help="Of --scenarios, leave out what records in the output folder hold.")
 @click.option("--name", type=Name(), help="Name of the record.")
 @click.option(
     "--model",
@@ -349,6 +349,7 @@ def _measure_launched(
 def _scenarios(mode: str, options: dict[str, Any]) -> list[Setup]:
     """What to start: the one scenario of --launch, or those of the file that --only and --resume leave, with what the line gives."""
     from specsim.setups import load_setups
+    from specsim.validation import left_to_measure
 
     changes = {field: options[field] for field in ("layers", "hardware") if options[field]}
     if mode == "launch":
@@ -360,15 +361,15 @@ def _scenarios(mode: str, options: dict[str, Any]) -> list[Setup]:
             mend = f"known: {', '.join(s.name for s in scenarios)}"
             raise InputError(f"no scenario matches {', '.join(options['only'])}", where="--only", mend=mend)
         scenarios = chosen
-    if options["resume"]:
-        done = [s.name for s in scenarios if (options["output"] / f"{s.name}.json").exists()]
-        note(f"left out, since they have a record in {options['output']}: {', '.join(done) or 'none'}")
-        scenarios = [s for s in scenarios if s.name not in done]
     for key, field in (("batch", "batches"), ("context", "contexts")):
         changes |= {field: options[key], "points": None} if options[key] else {}
     load = _load(options)
     changes |= {} if load is None else {"load": load}
-    return [s.model_copy(update=changes) for s in scenarios]
+    scenarios = [s.model_copy(update=changes) for s in scenarios]
+    if options["resume"]:
+        scenarios, whole = left_to_measure(scenarios, options["output"])
+        note(f"left out, since they are measured in {options['output']}: {', '.join(whole) or 'none'}")
+    return scenarios
 
 
 def _setup(options: dict[str, Any]) -> Setup:
