@@ -17,7 +17,9 @@ import gzip
 import io
 import json
 import math
+import zlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -27,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.errors import InputError, as_fraction
+from specsim.quantities import counted
 
 Ints = NDArray[np.int64]
 PS = 10**12  # picoseconds a second
@@ -98,10 +101,9 @@ def synthetic(
         raise InputError(f"{rate:g} is not a rate", where="--rate", mend="give requests a second, above 0")
     if not shape > 0:
         raise InputError(f"{shape:g} is not a shape", where="--burstiness", mend="give a number above 0; 1 is Poisson")
-    if count / rate > LAST:
-        raise InputError(
-            f"{count:,} requests at {rate:g} a second last too long", where="--rate", mend=f"stay below {LAST:,} s"
-        )
+    if (count - 1) / rate > LAST:
+        what = f"{counted(count, 'request')} at {rate:g} a second last too long"
+        raise InputError(what, where="--rate", mend=f"stay below {LAST:,} s")
     times, prompts, answers = (np.random.default_rng(s) for s in np.random.SeedSequence(seed).spawn(3))
     return _draw(count, inputs, outputs, rate, shape, times, prompts, answers)
 
@@ -129,10 +131,10 @@ def _draw(
             gaps = times.gamma(shape, 1 / (rate * shape), n)
         if first == 0:
             gaps[0] = 0.0
+        if not now / PS + gaps.sum() < LAST:  # before they are whole numbers, which have an end
+            raise InputError("the requests come too far apart", where="--rate", mend=f"stay below {LAST:,} s")
         arrival = now + np.cumsum(np.rint(gaps * PS).astype(np.int64))
         now = int(arrival[-1])
-        if now > LAST * PS:
-            raise InputError("the requests come too far apart", where="--rate", mend=f"stay below {LAST:,} s")
         yield Requests(arrival, inputs.draw(prompts, n), outputs.draw(answers, n))
 
 
@@ -196,10 +198,11 @@ class Trace:
     ) -> None:
         if not (math.isfinite(speed) and speed > 0):
             raise InputError(f"{speed:g} is not a speed", where="--speed", mend="give a number above 0")
-        if not (math.isfinite(spread_s) and spread_s >= 0):
-            raise InputError(f"{spread_s:g} is not a time", where="--spread", mend="give seconds, 0 or more")
+        if not 0 <= spread_s <= LAST:
+            raise InputError(f"{spread_s:g} is not a time", where="--spread", mend=f"give seconds, 0 to {LAST:,}")
         self.path, self.limit, self.speed, self.spread_s, self.seed = path, limit, speed, spread_s, seed
         self.skipped = self.longest = self.together = self.grid_ms = 0
+        self.packed = path.suffix.lower() == ".gz"
         if self.path.exists() and not (self.path.is_file() or self.path.is_dir()):
             mend = "write it to a file first, and give that"
             raise InputError("is a pipe, and a trace is read more than once", where=str(self.path), mend=mend)
@@ -249,6 +252,8 @@ class Trace:
         self.together += int((np.diff(times) == 0).sum())
         if self.spread_s:
             seconds_ = np.sort(seconds_ + generator.random(len(seconds_)) * self.spread_s)
+        if seconds_[-1] / self.speed > LAST:
+            raise InputError("lasts too long", where="--spread", mend=f"stay below {LAST:,} s")
         ps = np.rint(seconds_ / self.speed * PS).astype(np.int64)
         block = Requests(ps, np.asarray(inputs, dtype=np.int64), np.asarray(outputs, dtype=np.int64))
         self.longest = max(self.longest, int((block.input_tokens + block.output_tokens).max()))
@@ -256,7 +261,7 @@ class Trace:
 
     def _open(self) -> TextIO:
         try:
-            if self.path.suffix == ".gz":
+            if self.packed:
                 return io.TextIOWrapper(gzip.open(self.path), encoding="utf-8-sig", newline="")
             return open(self.path, encoding="utf-8-sig", newline="")
         except FileNotFoundError:
@@ -267,41 +272,57 @@ class Trace:
             ) from None
 
     def _recognise(self, file: TextIO) -> tuple[Layout, bool]:
-        try:
+        with self._told():
             head = next((line for line in iter(lambda: file.readline(2**20), "") if line.strip()), "")
-        except (UnicodeDecodeError, OSError, EOFError) as error:
-            raise InputError(
-                f"is not a text file: {error}", where=str(self.path), mend="give a CSV or JSONL trace"
-            ) from None
-        if not head:
-            raise InputError("is empty", where=str(self.path), mend="give a trace with at least one request")
-        if head.lstrip().startswith("["):
-            raise InputError("is one JSON array", where=str(self.path), mend="give one object a line (JSONL)")
-        if head.lstrip().startswith("{"):
-            return self._layout(list(_object(head, self.path, 1)), "keys"), True
-        self.delimiter = max(",;\t", key=head.count)
-        names = next(csv.reader([head], delimiter=self.delimiter))
+            if not head:
+                raise InputError("is empty", where=str(self.path), mend="give a trace with at least one request")
+            if head.lstrip().startswith("["):
+                raise InputError("is one JSON array", where=str(self.path), mend="give one object a line (JSONL)")
+            if head.lstrip().startswith("{"):
+                return self._layout(list(_object(head, self.path, 1)), "keys"), True
+            self.delimiter = max(",;\t", key=head.count)
+            names = next(csv.reader([head], delimiter=self.delimiter))
         return self._layout([name.strip() for name in names], "columns"), False
 
+    @contextmanager
+    def _told(self, line: Callable[[], int] | None = None) -> Iterator[None]:
+        """Says in one line why the file cannot be read any further; `line`: the last that was."""
+        try:
+            yield
+        except UnicodeDecodeError as error:
+            raise InputError(
+                f"is not a text file: {error}", where=str(self.path), mend="give a CSV or JSONL trace in UTF-8"
+            ) from None
+        except (csv.Error, EOFError, OSError, zlib.error) as error:
+            after = f", line {line() + 1}" if line else ""
+            mend = "fetch or pack it again" if self.packed else "correct that line"
+            raise InputError(f"cannot be read: {error}", where=f"{self.path}{after}", mend=mend) from None
+
     def _layout(self, names: Sequence[str], what: str) -> Layout:
-        """The layout of columns of these names, in letters of either case; `columns` then holds how the file writes them."""
-        self.columns = {str(name).strip().casefold(): name for name in reversed(names)}
+        """The layout of columns of these names, in letters of either case; `columns` then holds how the file writes each."""
 
         def wanted(layout: Layout) -> list[str]:
             return [layout.arrival, layout.input_tokens, layout.output_tokens]
 
+        def written(name: str) -> list[str]:
+            alike = [found for found in names if found.strip().casefold() == name.casefold()]
+            return [found for found in alike if found.strip() == name] or alike
+
         def lacks(layout: Layout) -> tuple[int, int]:
-            folded = sum(name.casefold() not in self.columns for name in wanted(layout))
-            return folded, sum(name not in names for name in wanted(layout))
+            return sum(not written(name) for name in wanted(layout)), sum(name not in names for name in wanted(layout))
 
         nearest = min(LAYOUTS, key=lacks)
-        missing = [name for name in wanted(nearest) if name.casefold() not in self.columns]
+        missing = [name for name in wanted(nearest) if not written(name)]
         if missing:
             raise InputError(
                 f"has no {what if len(missing) > 1 else what[:-1]} {', '.join(missing)} (it has {', '.join(map(str, names[:12]))})",
                 where=str(self.path),
                 mend="layouts: " + "; ".join(f"{layout.name}: {', '.join(wanted(layout))}" for layout in LAYOUTS),
             )
+        for name in wanted(nearest):
+            if len(written(name)) > 1:
+                raise InputError(f"has several {what} {name}", where=str(self.path), mend="keep one of them")
+        self.columns = {name: written(name)[0] for name in wanted(nearest)}
         return nearest
 
     def _rows(self) -> Iterator[tuple[float, int, int]]:
@@ -348,42 +369,41 @@ class Trace:
         return int(tokens)
 
     def _field(self, row: dict[str, Any], name: str, where: str) -> Any:
-        value = row.get(self.columns[name.casefold()])
+        value = row.get(self.columns[name])
         if value is None:
             raise InputError(f"has no {name}", where=where, mend="give it, or leave the line out")
         return value
 
     def _csv_rows(self, file: TextIO) -> Iterator[tuple[int, dict[str, Any]]]:
         reader = csv.reader(file, delimiter=self.delimiter)
-        names = [name.strip() for name in next(row for row in reader if row)]
-        try:
+        names: list[str] = []
+        with self._told(lambda: reader.line_num):
             for row in reader:
+                if not "".join(row).strip():
+                    continue
+                if not names:
+                    names = [name.strip() for name in row]
+                    continue
                 if len(row) > len(names) and any(row[len(names) :]):
                     raise InputError(
                         f"has {len(row)} values for {len(names)} columns",
                         where=f"{self.path}, line {reader.line_num}",
                         mend=f"put values that hold a {self.delimiter!r} between quotes",
                     )
-                if row:
-                    yield reader.line_num, dict(zip(names, row, strict=False))
-        except (csv.Error, UnicodeDecodeError, EOFError, OSError) as error:
-            raise InputError(
-                f"cannot be read: {error}", where=f"{self.path}, line {reader.line_num + 1}", mend="correct that line"
-            ) from None
+                yield reader.line_num, dict(zip(names, row, strict=False))
 
     def _json_rows(self, file: TextIO) -> Iterator[tuple[int, dict[str, Any]]]:
-        try:
+        number = 0
+        with self._told(lambda: number):
             for number, text in enumerate(file, 1):
                 if text.strip():
                     yield number, _object(text, self.path, number)
-        except (UnicodeDecodeError, EOFError, OSError) as error:
-            raise InputError(f"cannot be read: {error}", where=str(self.path), mend="give a JSONL trace") from None
 
 
 def _object(text: str, path: Path, line: int) -> dict[str, Any]:
     try:
         value = json.loads(text)
-    except (json.JSONDecodeError, RecursionError):
+    except (ValueError, RecursionError):  # ValueError: also a whole number of thousands of digits
         raise InputError("is not JSON", where=f"{path}, line {line}", mend="give one object a line") from None
     if not isinstance(value, dict):
         raise InputError("is not a JSON object", where=f"{path}, line {line}", mend="give one object a line")

@@ -6,13 +6,16 @@ import gzip
 import json
 import os
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from specsim.errors import InputError
-from specsim.workload import BLOCK, PS, Lengths, Requests, Trace, synthetic
+from specsim.workload import BLOCK, LAST, PS, Lengths, Requests, Trace, synthetic
 
 OWN = "arrival_s,input_tokens,output_tokens\n"
 
@@ -76,11 +79,29 @@ def test_requests_come_in_blocks() -> None:
         ({"rate": float("nan")}, "--rate"),
         ({"rate": 1e-9}, "too long"),
         ({"shape": 0.0}, "--burstiness"),
+        ({"rate": 3e-6, "shape": 0.001, "count": 20, "seed": 1}, "too far apart"),  # a gap beyond 63 bits of ps
+        ({"rate": 1e-3, "shape": 1e-5, "count": 5000, "seed": 3}, "too far apart"),
     ],
 )
 def test_impossible_loads(change: dict[str, float], says: str) -> None:
     with pytest.raises(InputError, match=says):
-        synthetic(**{"count": 10, "inputs": Lengths(1), "outputs": Lengths(1), **change})  # type: ignore[arg-type]
+        joined(synthetic(**{"count": 10, "inputs": Lengths(1), "outputs": Lengths(1), **change}))  # type: ignore[arg-type]
+
+
+def test_one_request_may_come_at_any_rate() -> None:
+    assert joined(synthetic(1, Lengths(1), Lengths(1), rate=1e-9)).arrival.tolist() == [0]
+
+
+@given(st.floats(1e-9, 1e9), st.floats(1e-4, 10), st.integers(1, 50), st.integers(0, 99))
+@settings(max_examples=200, deadline=None)
+def test_requests_come_in_order_or_not_at_all(rate: float, shape: float, count: int, seed: int) -> None:
+    try:
+        arrival = joined(synthetic(count, Lengths(1), Lengths(1), rate=rate, shape=shape, seed=seed)).arrival
+    except InputError:
+        return
+    assert arrival[0] == 0
+    assert (np.diff(arrival) >= 0).all()
+    assert arrival[-1] <= LAST * PS
 
 
 @pytest.mark.parametrize(("most", "ratio"), [(0, 1.0), (10, 1.5), (10, -0.1), (10, float("nan"))])
@@ -111,6 +132,10 @@ MOONCAKE = [
         ("azure24.csv", AZURE + "2024-05-10 00:00:00.009930+00:00,2162,5\n2024-05-10 00:00:01+00:00,2399,6\n", [0, 0.99007], (2162, 5)),
         ("burst.csv", "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,ChatGPT,472,18,490,Conversation log\n45,GPT-4,1087,230,1317,API log\n", [0, 40], (472, 18)),
         ("burst2.csv", "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n1,a,2,ChatGPT,4,1,5,x\n2,a,2,ChatGPT,4,1,5,x\n", [0, 1], (4, 1)),
+        ("blanks.csv", "  \r\n" + OWN + "\r\n 5 ,100,10,,\r\n   \r\n,,\r\n\"6\",\"1\",1\r\n\r\n", [0, 1], (100, 10)),
+        ("zones.csv", AZURE + "2024-05-10 00:00:00Z,3,4\n2024-05-10 05:30:01+05:30,1,1\n2024-05-10 00:00:02,1,1\n", [0, 1, 2], (3, 4)),
+        ("exact.csv", "timestamp,Timestamp,Request tokens,Response tokens\n9,5,7,8\n3,6,1,1\n", [0, 1], (7, 8)),
+        ("late.csv", OWN + "9007199254740992,1,2\n9007199254740994,1,1\n", [0, 2], (1, 2)),
         ("mooncake.jsonl", "".join(json.dumps(row) + "\n" for row in MOONCAKE), [0, 3], (6755, 500)),
     ],
 )  # fmt: skip
@@ -206,6 +231,11 @@ def test_a_large_trace_takes_the_memory_of_a_block(
         ('{"arrival_s": 0, "input_tokens": 1, "output_tokens": 1}\n{oops\n', "line 2: is not JSON"),
         ('{"arrival_s": 0, "input_tokens": 1, "output_tokens": 1}\n[]\n', "line 2: is not a JSON object"),
         ('{"arrival_s": null, "input_tokens": 1, "output_tokens": 1}\n', "line 1: has no arrival_s"),
+        ('{"arrival_s": 0, "input_tokens": 1, "output_tokens": ' + "1" * 5000 + "}\n", "line 1: is not JSON"),
+        (OWN + "1e400,1,1\n", "arrival_s is inf"),
+        (OWN + "0,1e400,1\n", "input_tokens is inf"),
+        (OWN.strip() + ",input_tokens\n0,1,1,2\n", "has several columns input_tokens; keep one"),
+        (OWN.strip() + "," + "x" * 200_000 + "\n0,1,1,2\n", "field larger than field limit"),
     ],
 )
 def test_bad_traces_are_one_line(tmp_path: Path, text: str, says: str) -> None:
@@ -227,11 +257,31 @@ def test_files_that_are_no_traces(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is not a text file"):
         Trace(tmp_path / "binary.csv")
     (tmp_path / "not.gz").write_bytes(b"plain")
-    with pytest.raises(InputError, match="is not a text file"):
+    with pytest.raises(InputError, match=r"cannot be read: Not a gzipped file.*; fetch or pack it again"):
         Trace(tmp_path / "not.gz")
-    for change in ({"speed": 0.0}, {"spread_s": -1.0}):
+    for change in ({"speed": 0.0}, {"spread_s": -1.0}, {"spread_s": 1e300}, {"spread_s": float("nan")}):
         with pytest.raises(InputError):
             Trace(write(tmp_path, OWN + "0,1,1\n"), **change)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="lasts too long"):
+        joined(Trace(write(tmp_path, OWN + "0,1,1\n"), spread_s=1000.0, speed=1e-9))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda raw: raw[: len(raw) // 2],
+        lambda raw: raw[:15],
+        lambda raw: raw[:10] + b"\xff" * 100,
+        lambda raw: raw + b"more",
+    ],
+)
+@pytest.mark.parametrize("row", ["{0},1,1\n", '{{"arrival_s": {0}, "input_tokens": 1, "output_tokens": 1}}\n'])
+def test_a_damaged_compressed_trace_is_one_line(tmp_path: Path, damage: Callable[[bytes], bytes], row: str) -> None:
+    path = tmp_path / "t.GZ"
+    head = OWN if row[1:2] == "0" else ""
+    path.write_bytes(damage(gzip.compress((head + "".join(row.format(i) for i in range(9000))).encode())))
+    with pytest.raises(InputError, match=r"cannot be read: .*; fetch or pack it again"):
+        joined(Trace(path))
 
 
 @pytest.mark.parametrize(
