@@ -29,6 +29,7 @@ from specsim.workload import Requests
 
 Ints = NDArray[np.int64]
 PIECE = 8192  # requests between two reports of progress
+MOST_CLIENTS = 2**24  # when each falls free is kept: 8 bytes
 
 
 class Run(Protocol):
@@ -75,8 +76,9 @@ def simulate(
             raise InputError(
                 f"{name} {limit:g} ms is not a target", where="targets", mend="ttft, tpot or e2e_latency, above 0"
             )
-    if concurrency is not None and concurrency < 1:
-        raise InputError(f"{concurrency} requests in flight", where="--concurrency", mend="give 1 or more")
+    if concurrency is not None and not 1 <= concurrency <= MOST_CLIENTS:
+        what, mend = f"{concurrency:,} requests in flight", f"give 1 to {MOST_CLIENTS:,}, or leave it out"
+        raise InputError(what, where="--concurrency", mend=mend)
     use_numba = find_spec("numba") is not None if compiled is None else compiled
     run = _start(server, concurrency or 0, use_numba)
     collector = Collector(targets_ms)

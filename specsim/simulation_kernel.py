@@ -43,9 +43,9 @@ Floats = NDArray[np.float64]
 REQUEST, ARRIVAL, STARTED, INPUT, OUTPUT, X1, X2, SERIAL, GENERATED, CACHED, NEED, HELD, FIRST, LAST, QUEUED = range(15)
 COLUMNS = 15
 
-# The scheduler's state between two calls.
-(HEAD, RELEASED, RUNNING, RETRACTED, PARTIAL, FREED_AT, FREED, UNUSED, FLIGHT, USED, SUM, GHOSTS, GHOST_CACHED,
- GHOST_HELD, NEXT_SERIAL, OLD, LAST_DECODE, STALE, FULL, FRONT, STATES) = range(21)  # fmt: skip
+# The scheduler's state between two calls. Of the requests fed, HEAD to TAIL wait, and those from RELEASED on have yet to come.
+(HEAD, TAIL, RELEASED, RUNNING, RETRACTED, PARTIAL, FREED_AT, FREED, UNUSED, FLIGHT, USED, SUM, GHOSTS, GHOST_CACHED,
+ GHOST_HELD, NEXT_SERIAL, OLD, LAST_DECODE, STALE, FULL, FRONT, STATES) = range(22)  # fmt: skip
 
 # What the server and its clients are.
 MIXED, MAX_RUNNING, CHUNK, KV, OVERLAP, ROWS, CLIENTS, OVERHEAD, CHUNK_TIME, LEAD, LED_FROM, LED_TO = range(12)
@@ -298,7 +298,7 @@ def _plan(
             slot = retracted[s[RETRACTED] - 1]
             total = slot[INPUT] + slot[GENERATED]
             rest = min(slot[OUTPUT] - slot[GENERATED], CLIP)
-        elif s[HEAD] < s[RELEASED] and pending[s[HEAD], 1] <= visible:
+        elif s[HEAD] < s[TAIL] and pending[s[HEAD], 1] <= visible:
             slot = pending[s[HEAD]]
             total = slot[2]
             rest = min(slot[3], CLIP)
@@ -400,18 +400,18 @@ def _release(last: bool, pending: Ints, s: Ints, p: Ints, ratio: Floats, freed: 
             if row[2] + row[3] + p[ROWS] > p[KV]:
                 c[REJECTED] += 1
                 free(c[NOW], s, p, freed)
-                for i in range(s[RELEASED], s[HEAD], -1):  # close the gap in the queue
-                    pending[i] = pending[i - 1]
-                s[HEAD] += 1
                 s[RELEASED] += 1
                 continue
             row[1] = time
             s[FLIGHT] += 1
             c[PEAK_FLIGHT] = max(c[PEAK_FLIGHT], s[FLIGHT])
+            if s[TAIL] < s[RELEASED]:  # over the place of one that was rejected
+                pending[s[TAIL]] = row
+            s[TAIL] += 1
             s[RELEASED] += 1
         if s[RELEASED] == n and not last:
             return False
-        if s[RUNNING] + s[PARTIAL] + s[RETRACTED] + s[GHOSTS] > 0 or s[HEAD] < s[RELEASED]:
+        if s[RUNNING] + s[PARTIAL] + s[RETRACTED] + s[GHOSTS] > 0 or s[HEAD] < s[TAIL]:
             return True
         if s[RELEASED] == n:
             return False
@@ -441,7 +441,7 @@ def _settled(pending: Ints, s: Ints, p: Ints, c: Ints) -> bool:
         return False
     if s[FULL]:
         return True
-    return not s[RETRACTED] and (s[HEAD] == s[RELEASED] or pending[s[HEAD], 1] > c[VISIBLE])
+    return not s[RETRACTED] and (s[HEAD] == s[TAIL] or pending[s[HEAD], 1] > c[VISIBLE])
 
 
 nothing_new = _compile(_nothing_new)
@@ -547,7 +547,7 @@ def _advance(
             time = prefill_time(tokens, reach, prefill, rows + batch * rows_at[batch], pairs / (2 * rows))
             time = time + step_time(contexts, step, batch, cached) - base[batch]
         took = max(int(time + 0.5), 1)
-        note_step(start, took, rows, batch, s, s[RELEASED] - s[HEAD] + s[RETRACTED], c, timeline)
+        note_step(start, took, rows, batch, s, s[TAIL] - s[HEAD] + s[RETRACTED], c, timeline)
         now = start + took
         c[NOW] = now
         c[VISIBLE] = start if p[OVERLAP] else now
@@ -695,10 +695,10 @@ class Kernel:
         """Append requests; x1 and x2 seed the draws of each."""
         numbers = np.arange(self._fed, self._fed + len(block))
         fresh = np.column_stack([numbers, block.arrival, block.input_tokens, block.output_tokens, x1, x2])
-        head = int(self._state[HEAD])
-        self._pending = np.concatenate([self._pending[head:], fresh])
+        head, tail, released = self._state[[HEAD, TAIL, RELEASED]].tolist()
+        self._pending = np.concatenate([self._pending[head:tail], self._pending[released:], fresh])
         self._state[HEAD] = 0
-        self._state[RELEASED] -= head
+        self._state[[TAIL, RELEASED]] = tail - head
         self._fed += len(block)
 
     def advance(self, last: bool) -> Ints:

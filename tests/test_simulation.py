@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -733,6 +734,24 @@ def test_requests_too_long_are_rejected() -> None:
         simulate(server, requests((0, 200, 10)))
 
 
+def test_rejections_cost_no_more_than_requests() -> None:
+    """60,000 requests at once, of which a fifth of the later half is too long: none that waits is moved for one that is rejected,
+    so it takes no longer than 60,000 that fit (20 times as long where the queue closed up for each)."""
+    server = Server(Costs.fixed(0.01, 0.001, batch=64), "prefill-first", 64, 8192, 100_000)
+    fits = requests(*[(0, 100, 20)] * 60_000)
+    tokens = fits[0].input_tokens.copy()
+    tokens[30_000::5] = 200_000
+    simulate(server, requests((0, 100, 20)), compiled=True)
+
+    def seconds(load: list[Requests], rejected: int) -> float:
+        start = time.perf_counter()
+        assert simulate(server, load, compiled=True).metrics.rejected == rejected
+        return time.perf_counter() - start
+
+    some = [replace(fits[0], input_tokens=tokens)]
+    assert min(seconds(some, 6000) for _ in range(3)) < 4 * min(seconds(fits, 0) for _ in range(3))
+
+
 # The command
 
 MODEL = ["--model", "Llama-3.1-8B", "--hardware", "1x-h200", "--tp", "1"]
@@ -815,6 +834,10 @@ def test_traces_and_rows_out(tmp_path: Any) -> None:
         (["--rate", "1e6", "--num-requests", "10"], "this load cannot be served, the limit is"),
         (["--rate", "0", "--num-requests", "10"], "--rate"),
         (["--concurrency", "0", "--num-requests", "10"], "--concurrency"),
+        (
+            ["--concurrency", str(10**15), "--num-requests", "10"],
+            "--concurrency: 1,000,000,000,000,000 requests in flight; give 1 to",
+        ),
         (["--num-requests", "10"], "--rate, --concurrency or --trace"),
         (["--trace", "missing.csv"], "no such trace"),
         (["--rate", "1", "--num-requests", "0"], "--num-requests"),
