@@ -35,7 +35,7 @@ def run(function: Callable[[T], R], tasks: Sequence[T], *, jobs: int = 1, cluste
         return
     if not isinstance(jobs, int) or jobs == 0 or jobs < -1:
         raise InputError(f"{jobs!r} processes", where="--jobs", mend="give 1 or more, or -1 for one a core")
-    kind = "fanout" if cluster is None else cluster.partition("://")[0]
+    kind = "fanout" if cluster is None else str(cluster).partition("://")[0]
     if kind not in ("fanout", "dask", "ray"):
         raise InputError(f"unknown cluster {cluster!r}", where="--cluster", mend="give dask://HOST:PORT or ray")
     joblib = _need("joblib", kind)

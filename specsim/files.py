@@ -6,6 +6,8 @@ import io
 import json
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +147,27 @@ def path_of(given: Any, where: str) -> Path:
 def no_folder(path: Path) -> str:
     """What is wrong with the folder that a file would be written to, and the mend; empty where it is there."""
     return "" if path.parent.is_dir() else f"there is no folder {str(path.parent)!r}; make it first, or name another"
+
+
+@contextmanager
+def in_place_of(path: Path) -> Iterator[Path]:
+    """A file to write beside `path`, which takes its place once the block is done, so that a reader sees the old file or the new
+    one, never half. A link stays one, and a pipe or a device is written to itself. Raises WorkError when it cannot be."""
+    try:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            yield path
+            return
+        path = Path(os.path.realpath(path))
+        unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            yield unfinished
+            with unfinished.open("rb") as file:
+                os.fsync(file.fileno())
+            unfinished.replace(path)
+        finally:
+            unfinished.unlink(missing_ok=True)
+    except OSError as error:
+        raise WorkError(f"{path}: cannot be written: {error.strerror or error}") from None
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:

@@ -7,7 +7,6 @@ length that a setting cannot reach has no row. Empty (CSV) or nan: there is none
 from __future__ import annotations
 
 import csv
-import os
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,7 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.errors import InputError, WorkError
+from specsim.errors import InputError
+from specsim.files import in_place_of
 from specsim.quantities import six
 from specsim.sweeps import Block, Spec, Task, blocks
 
@@ -125,17 +125,11 @@ def _pyarrow() -> Any:
 
 def write_part(spec: Spec, task: Task, path: Path) -> None:
     """The rows of one task as a file of the kind of its name; it appears whole or not at all. Raises WorkError."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with in_place_of(path) as unfinished:
         if path.suffix == ".csv":
             _write_csv(spec, task, unfinished)
         else:
             _write_parquet(spec, task, unfinished)
-        unfinished.replace(path)
-    except OSError as error:
-        raise WorkError(f"{path}: cannot be written: {error.strerror or error}") from None
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 def _write_csv(spec: Spec, task: Task, path: Path) -> None:
@@ -174,24 +168,18 @@ def _arrow_type(pa: Any, name: str) -> Any:
 
 def join_parts(parts: Sequence[Path], target: Path) -> None:
     """One file of all parts, in order; it appears whole or not at all. Raises WorkError."""
-    unfinished = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
+    with in_place_of(target) as unfinished:
         if target.suffix.lower() == ".csv":
             with unfinished.open("wb") as file:
                 file.write((",".join(COLUMNS) + "\n").encode())
                 for part in parts:
                     with part.open("rb") as rows:
                         shutil.copyfileobj(rows, file, 2**20)
-        else:
-            pa = _pyarrow()
-            schema = pa.schema([(name, _arrow_type(pa, name)) for name in COLUMNS])
-            with pa.parquet.ParquetWriter(unfinished, schema) as writer:
-                for part in parts:
-                    opened = pa.parquet.ParquetFile(part)
-                    for group in range(opened.num_row_groups):
-                        writer.write_table(opened.read_row_group(group))
-        unfinished.replace(target)
-    except OSError as error:
-        raise WorkError(f"{target}: cannot be written: {error.strerror or error}") from None
-    finally:
-        unfinished.unlink(missing_ok=True)
+            return
+        pa = _pyarrow()
+        schema = pa.schema([(name, _arrow_type(pa, name)) for name in COLUMNS])
+        with pa.parquet.ParquetWriter(unfinished, schema) as writer:
+            for part in parts:
+                opened = pa.parquet.ParquetFile(part)
+                for group in range(opened.num_row_groups):
+                    writer.write_table(opened.read_row_group(group))

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from specsim.pages import Grid, Line, Page, grid
-from specsim.quantities import short
+from specsim.quantities import counted, short
 from specsim.sweep_run import Result
 
 CASES = 8  # maps that are shown
 POINTS = 16  # of a front
+NOTES = 10
 CASE = {
     "model": "model", "draft": "draft", "hardware": "hardware", "engine": "engine", ">tp": "TP", ">ep": "EP", ">dp_attention": "DP",
 }  # fmt: skip
@@ -39,8 +40,14 @@ def page(result: Result, rows: bool = False) -> Page:
             yield Line("maps of the other acceptances: give one of them alone; --json and --out hold all", "faint")
         if result.spec.kind:
             yield from _front(result)
-    for warning in result.warnings:
+    for warning in few(result.warnings):
         yield Line(f"note: {warning}", "warning")
+
+
+def few(warnings: Sequence[str]) -> list[str]:
+    """The first `NOTES`, and how many more there are."""
+    more = len(warnings) - NOTES
+    return [*warnings[:NOTES], *([f"{counted(more, 'more note')}: --json holds them"] if more > 0 else ())]
 
 
 def _case(result: Result, index: int) -> Iterator[Line | Grid]:

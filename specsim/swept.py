@@ -67,9 +67,11 @@ def spec_of(options: Mapping[str, Any]) -> Spec:
         raise InputError("acceptance is stated twice", where=named, mend="give one of them")
     outer = [name for name in lists if name not in (*DRAFTING, *ACCEPTANCE, "batch", "context", "draft_tokens")]
     drafting = [name for name in lists if name in DRAFTING]
-    count = math.prod(len(lists[name]) for name in outer)
-    if count > MOST_CASES or math.prod(len(lists[name]) for name in drafting) > MOST_CASES:
-        raise InputError(f"{count:,} cases", where="sweep", mend=f"{MOST_CASES:,} at most: make several sweeps of it")
+    for names, what in ((outer, "cases"), (drafting, "ways to draft")):
+        count = math.prod(len(lists[name]) for name in names)
+        if count > MOST_CASES:
+            mend = f"{MOST_CASES:,} at most: make several sweeps of it"
+            raise InputError(f"{count:,} {what}", where="sweep", mend=mend)
     for name in ("accept_rate", "accept_length"):
         check_numbers(name, lists.get(name, ()))
     kind = ACCEPTANCE[kinds[0]] if kinds else ""

@@ -415,6 +415,28 @@ def test_bad_targets(tmp_path, name, said):
         sweep_run.run(small_spec(), out=tmp_path / name)
 
 
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_a_link_stays_one_and_a_full_disk_is_one_line(tmp_path, kind):
+    """As all other files: a link's target is written, and what a device refuses is told, with the parts kept."""
+    pytest.importorskip("pyarrow")
+    (tmp_path / "real").mkdir()
+    link = tmp_path / f"link.{kind}"
+    link.symlink_to(tmp_path / "real" / "rows")
+    sweep_run.run(small_spec(), out=link)
+    assert link.is_symlink()
+    plain = tmp_path / f"plain.{kind}"
+    sweep_run.run(small_spec(), out=plain)
+    assert (tmp_path / "real" / "rows").read_bytes() == plain.read_bytes()
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(["real", link.name, plain.name])
+    if Path("/dev/full").exists():
+        full = tmp_path / f"full.{kind}"
+        full.symlink_to("/dev/full")
+        with pytest.raises(WorkError, match="cannot be written"):
+            sweep_run.run(small_spec(), out=full)
+        assert full.is_symlink()
+        assert any((tmp_path / f"full.{kind}.parts").iterdir())
+
+
 def test_an_interrupted_sweep_goes_on(monkeypatch, tmp_path):
     """Two of four parts are done when the sweep is interrupted; only the rest is computed again, with the same result."""
     monkeypatch.setattr(sweep, "TASK_ROWS", 36)  # one batch a task
@@ -723,6 +745,8 @@ def test_bad_input_is_one_line(specsim, arguments, said):
         ({"captured_sizes": 64}, "--captured-sizes: '64' is no whole number"),
         ({"accept_length": [2, "3"]}, "--accept-length: '3' is no number"),
         ({"jobs": "2"}, "--jobs: '2' processes"),
+        ({"num_steps": range(1, 2100)}, "sweep: 2,099 ways to draft; 2,000 at most"),
+        ({"cluster": 5}, "--cluster: unknown cluster 5"),
         ({"engine": ["vllm", "dask://here"]}, "--cluster: 'dask://here' names no host and port"),
     ],
 )
@@ -743,6 +767,27 @@ def test_where_nothing_fits_no_front_is_shown(specsim):
     assert code == 0
     assert "does not fit at any batch and context" in out
     assert "latency against throughput" not in out
+
+
+def test_few_of_many_notes_are_shown(specsim):
+    """600 draft lengths of which 88 are none: ten are told, the rest counted; the document has all."""
+    line = [
+        "sweep",
+        "--model",
+        "Llama-3.1-8B",
+        "--hardware",
+        "1x-h200",
+        "--draft-tokens",
+        "2:600",
+        "--accept-rate",
+        "0.5",
+    ]
+    _, out, _ = specsim(*line)
+    assert out.count("note: left out ") == 10
+    assert "note: 78 more notes: --json holds them" in out
+    _, out, err = specsim(*line, "--json")
+    assert err.count("left out") == 10
+    assert sum(w.startswith("left out") for w in json.loads(out)["warnings"]) == 88
 
 
 def test_a_case_that_cannot_be_is_left_out_and_said(specsim):

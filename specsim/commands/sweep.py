@@ -60,9 +60,11 @@ def command(
         result = sweep(out=out, jobs=jobs, cluster=cluster, **{**options, **lists})
     if plot is not None:
         draw(result.json(), plot)
+    from specsim.sweep_text import few, page
+
     if as_json:
         print_result(result.json())
-        for warning in result.warnings:
+        for warning in few(result.warnings):
             note(f"warning: {warning}")
         return
     if rows and result.rows is None:
@@ -70,8 +72,6 @@ def command(
 
         mend = "give --out FILE" if out is None else f"leave it out: {out} holds them"
         raise InputError(f"{result.digest.configurations:,} rows are too many to show", where="--rows", mend=mend)
-    from specsim.sweep_text import page
-
     show(page(result, rows))
 
 
