@@ -16,6 +16,7 @@ import numpy as np
 from specsim.acceptance import Acceptance
 from specsim.configs import load_model, load_preset
 from specsim.errors import InputError, did_you_mean
+from specsim.files import path_of
 from specsim.models import Model
 from specsim.names import flag_of
 from specsim.prediction import SAMPLES, Prediction
@@ -245,18 +246,26 @@ def check_kinds(values: Mapping[str, Any]) -> None:
 def check_numbers(name: str, values: Iterable[Any], whole: bool = False) -> None:
     """Raise InputError, in the words of the command line, for a value of an option that is no (whole) number."""
     what = "whole number" if whole else "number"
+    if not isinstance(values, Iterable):
+        raise InputError(f"{values!r} is no list of {what}s", where=flag_of(name), mend="give a list")
     for value in values:
         if not isinstance(value, Real) or isinstance(value, bool) or (whole and value % 1):
             raise InputError(f"{value!r} is no {what}", where=flag_of(name), mend=f"give a {what}")
 
 
 def check_fields(options: Any) -> None:
-    """`check_numbers` of a dataclass of options, by the types of its fields; a seed is not negative."""
+    """`check_numbers` of a dataclass of options, by the types of its fields; a seed is not negative. What may be said in another type
+    (2.0 requests, a path as text) gets its own."""
     for field in fields(options):
         value, kind = getattr(options, field.name), str(field.type).partition(" ")[0]
-        if value is not None and kind in ("int", "float"):
+        if value is None:
+            continue
+        if kind in ("int", "float"):
             check_numbers(field.name, [value], whole=kind == "int")
-        if field.name == "seed" and value is not None and value < 0:
+        if kind in ("int", "Path"):
+            given = int(value) if kind == "int" else path_of(value, flag_of(field.name))
+            object.__setattr__(options, field.name, given)
+        if field.name == "seed" and value < 0:
             raise InputError(f"{value} is out of range", where="--seed", mend="give 0 or more")
 
 

@@ -91,7 +91,7 @@ class Wanted:
                     option = flag_of(name)
                     mend = f"leave {option} out"
                     raise InputError(f"a trace has its own; {option} contradicts it", where="--trace", mend=mend)
-            stats = trace_stats(Path(self.trace))
+            stats = trace_stats(self.trace)
             rate = stats.peak_rate if self.rate is None else self.rate
             mean = Requests(
                 stats.mean_input, stats.mean_output, stats.input_cv2, stats.output_cv2, prefix_rate=self.prefix_rate
@@ -303,7 +303,7 @@ def _simulated(found: Plan, wanted: Wanted, stats: TraceStats | None) -> dict[st
     cached = found.requests.prefix_rate
     server = server_of(best.scenario, machine_of(best.scenario), ranges=best.ranges, prefix_rate=cached)
     if wanted.trace is not None:
-        load = every(Trace(Path(wanted.trace)), best.replicas)
+        load = every(Trace(wanted.trace), best.replicas)
     else:
         inputs, outputs = Lengths(round(found.requests.input_tokens)), Lengths(round(found.requests.output_tokens))
         load = synthetic(asked, inputs, outputs, found.rate / best.replicas, seed=seed)

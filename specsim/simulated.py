@@ -114,7 +114,7 @@ class Load:
         """The requests, block by block."""
         if self.trace is not None:
             speed = 1.0 if self.speed is None else self.speed
-            return Trace(Path(self.trace), limit=self.num_requests, speed=speed, spread_s=self.spread or 0.0, seed=self.seed)  # fmt: skip
+            return Trace(self.trace, limit=self.num_requests, speed=speed, spread_s=self.spread or 0.0, seed=self.seed)  # fmt: skip
         rate = math.inf if self.rate is None else self.rate
         shape = 1.0 if self.burstiness is None else self.burstiness
         return synthetic(self.count, *self.lengths, rate, shape=shape, seed=self.seed)
@@ -209,7 +209,7 @@ def simulate(model: AModel | None = None, /, *, times: int = 1, **options: Any) 
             if options.get(name) is not None:
                 mend = f"leave {flag_of(name)} out"
                 raise InputError(f"a policy says it; {flag_of(name)} contradicts it", where="--policy", mend=mend)
-        ranges = read_ranges(Path(load.policy))
+        ranges = read_ranges(load.policy)
     stated = [name for name in options if name.startswith("accept") and options[name] is not None]
     if load.accept_histogram is not None and len(stated) > 1:
         named = " and ".join(map(flag_of, stated))

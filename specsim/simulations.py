@@ -20,7 +20,7 @@ from typing import Any
 from specsim import fanout
 from specsim.asked import AModel, scenario, with_model
 from specsim.errors import InputError
-from specsim.files import no_folder, write_atomically
+from specsim.files import no_folder, path_of, write_atomically
 from specsim.pages import Shown
 from specsim.progress import listening, report
 from specsim.provenance import sources_of
@@ -168,7 +168,7 @@ def _mark(options: Mapping[str, Any], lists: Mapping[str, tuple[Any, ...]]) -> s
             said.append(contents(scenario(**once, **dict(case))))
         except InputError as error:
             said.append(str(error))
-    for path in (Path(options[name]) for name in ("trace", "policy") if options.get(name)):
+    for path in (path_of(options[name], f"--{name}") for name in ("trace", "policy") if options.get(name)):
         said.append(f"{path.stat().st_size} {path.stat().st_mtime_ns}" if path.exists() else "")
     return hashlib.sha256("\n".join(said).encode()).hexdigest()
 

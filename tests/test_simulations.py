@@ -202,11 +202,28 @@ def test_many_small_simulations_are_worth_a_compiled_kernel(monkeypatch):
         ({"rate": 5, "num_requests": 10.5}, "--num-requests: 10.5 is no whole number"),
         ({"rate": 5, "seed": "1:3"}, "--seed: '1:3' is no whole number"),
         ({"rate": 5, "out": "nowhere/x.csv"}, "--out: there is no folder 'nowhere'"),
+        ({"rate": 5, "accept_histogram": 5}, "--accept-histogram: 5 is no list of numbers"),
+        ({"trace": 5}, "--trace: 5 is no path"),
+        ({"trace": 5, "seed": [1, 2]}, "--trace: 5 is no path"),
+        ({"rate": 5, "policy": 5}, "--policy: 5 is no path"),
     ],
 )
 def test_wrong_values_in_python_are_told(options, says):
     with pytest.raises(InputError, match=says):
         simulate(**{**SMALL, **options})
+
+
+def test_a_whole_number_is_one_in_any_type():
+    whole = {
+        "concurrency": 2,
+        "num_requests": 20,
+        "seed": 1,
+        "input_tokens": 100,
+        "output_tokens": 5,
+        "chunk_tokens": 64,
+    }
+    one, same = (simulate(**{**SMALL, **{k: kind(v) for k, v in whole.items()}}) for kind in (int, float))
+    assert one.json() == same.json()
 
 
 def test_a_cluster_among_the_engines_is_taken_from_there():
