@@ -7,10 +7,12 @@ of tasks, which is tried again too.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import shutil
 import socket
 from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -86,12 +88,12 @@ def cluster_of(options: dict[str, Any], cluster: str | None) -> str | None:
 
 @contextlib.contextmanager
 def kept(out: Path | None, mark: Callable[[], str]) -> Iterator[Path | None]:
-    """`parts_of(out, mark())` while `out` is in the making (None: nothing is kept). The folder goes when `out` is whole, and when
-    the work ends before any part of it is."""
+    """`parts_of(out, ...)` while `out` is in the making (None: nothing is kept), for what `mark()` says that the parts depend on and
+    this version of specsim. The folder goes when `out` is whole, and when the work ends before any part of it is."""
     if out is None:
         yield None
         return
-    parts = parts_of(out, mark())
+    parts = parts_of(out, hashlib.sha256(f"{version('specsim')}\n{mark()}".encode()).hexdigest())
     try:
         yield parts
     except BaseException:

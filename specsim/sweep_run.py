@@ -6,7 +6,6 @@ takes up there when it is started again, and the folder goes when the file is wh
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -200,7 +199,7 @@ def _mark(spec: Spec, cases: dict[int, Case]) -> str:
     axes = repr(
         (spec.draft_tokens, spec.batch, spec.context, spec.kind, spec.acceptance, sweep_rows.COLUMNS, list(cases))
     )
-    return hashlib.sha256("\n".join([axes, *said]).encode()).hexdigest()
+    return "\n".join([axes, *said])
 
 
 def _part(parts: Path, task: Task, kind: str) -> Path:

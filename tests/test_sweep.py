@@ -663,6 +663,22 @@ def test_what_is_kept_goes_with_the_whole_or_when_nothing_is(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_parts_of_another_version_are_not_taken(monkeypatch, tmp_path):
+    """What another version made would differ from what is made now, in one file with it."""
+
+    def left(with_part: bool) -> list[str]:
+        with contextlib.suppress(WorkError), fanout.kept(tmp_path / "rows.csv", lambda: "one") as parts:
+            if with_part:
+                parts.with_name(f"{parts.name}-0.csv").touch()
+            found = [p.name for p in parts.parent.iterdir() if p.name != "mark"]
+            raise WorkError("the cluster went away")
+        return found
+
+    assert len(left(with_part=True)) == len(left(with_part=False)) == 1
+    monkeypatch.setattr(fanout, "version", lambda package: "0")
+    assert left(with_part=False) == []
+
+
 def test_the_lowest_break_even_is_found_by_number_not_by_text():
     """0.1411 with 10 draft tokens is lower than 0.1414 with 9, and both show as 0.14."""
     cells = [
