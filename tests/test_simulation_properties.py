@@ -161,6 +161,19 @@ def test_a_closed_network(clients: int, compiled: bool) -> None:
     assert m.utilisation == 1.0
 
 
+@pytest.mark.parametrize(
+    ("load", "count", "told"), [(0.8, 20, 0), (0.9, 50, 0), (0.9, 2000, 0), (1.5, 400, 40), (3.0, 40, 40)]
+)
+def test_a_short_run_of_a_load_that_is_served_is_not_called_overload(load: float, count: int, told: int) -> None:
+    """A server that takes 1 s for each, 40 seeds: none of those below its limit is told that it cannot be served, all those far
+    above are."""
+    found = 0
+    for seed in range(40):
+        run = simulate(one_at_a_time(0.001), synthetic(count, Lengths(1000), Lengths(1), rate=load, seed=seed))
+        found += any("cannot be served" in warning for warning in run.warnings)
+    assert found == told
+
+
 def test_m_g_1_with_two_lengths() -> None:
     """A tenth of the requests takes 5 s, the rest 0.5 s, at 0.6 a second: the mean wait is rate E[S^2] / (2 (1 - load)), with
     E[S] = 0.95 s and E[S^2] = 2.725 s^2 (Pollaczek-Khinchine), within four standard errors of 40 independent runs."""
