@@ -35,6 +35,7 @@ Options = tuple[tuple[str, Any], ...]  # scenario options by name
 DRAFTING = ("method", "draft", "topk", "num_steps")  # options that make settings; all others make cases
 COST_VALUES = 2**17  # (cell, setting) pairs priced at once
 BLOCK_ROWS = 2**20  # configurations at once
+KEPT_LENGTHS = 2**21  # (setting, acceptance) pairs whose lengths are worked out once, not in every block
 TASK_ROWS = 2**22  # configurations a task
 PART_ROWS = 2**18  # rows a task when they are written: what an interruption costs is seconds
 MOST_CASES = 2000
@@ -118,14 +119,13 @@ class Lane:
 
 @dataclass(frozen=True)
 class Case:
-    """A built case. lengths and rates: accept length and rate by (setting, acceptance); nan where none was given, or where
-    the setting cannot reach the length."""
+    """A built case. kind, acceptance: as those of the `Spec`."""
 
     lanes: tuple[Lane, ...]
     machine: Machine
     settings: tuple[Setting, ...]
-    lengths: Array
-    rates: Array
+    kind: str
+    acceptance: tuple[Any, ...]
     notes: tuple[str, ...] = ()
 
     @property
@@ -143,6 +143,23 @@ class Case:
             "ep": s.parallel.ep,
             "dp_attention": s.parallel.dp,
         }
+
+    def lengths(self, places: slice) -> Array:
+        """Accept lengths, (setting, acceptance), of some of the acceptances; nan where none was given, or where the setting cannot
+        reach it."""
+        return np.concatenate([_lengths(self.kind, self.acceptance[places], lane) for lane in self.lanes])
+
+    def rates(self, lengths: Array) -> Array:
+        """The constant accept rates that give accept lengths, (setting, n); nan where none does."""
+        out = np.full(lengths.shape, np.nan)
+        first = 0
+        for lane in self.lanes:
+            here = slice(first, first + len(lane.draft_tokens))
+            if lane.scenario.method != "none":
+                found = rate_for_length(lengths[here].T, lane.num_steps, lane.scenario.topk, lane.draft_tokens)
+                out[here] = np.atleast_2d(found).T
+            first = here.stop
+        return out
 
     def costs(self, batch: Array, context: Array) -> tuple[Array, Array]:
         """Seconds of a decode step, (batch, context), and of a cycle, (batch, context, setting), on the open axes.
@@ -212,20 +229,13 @@ def build_case(spec: Spec, index: int) -> Case:
         notes.append(no_meaning(f"--accept-{spec.kind.replace('_', '-')}"))
     if not lanes:
         raise failure or InputError("no configuration is left", where="sweep", mend="loosen the lists")
-    lengths = np.concatenate([_lengths(spec, lane) for lane in lanes])
-    rates = np.concatenate(
-        [
-            np.atleast_2d(
-                rate_for_length(_lengths(spec, lane).T, lane.num_steps, lane.scenario.topk, lane.draft_tokens)
-            ).T
-            if lane.scenario.method != "none"
-            else np.full((1, len(spec.acceptance)), np.nan)
-            for lane in lanes
-        ]
-    )
-    return Case(
-        tuple(lanes), machine_of(lanes[0].scenario), named(settings), lengths, rates, tuple(dict.fromkeys(notes))
-    )
+    ends: tuple[Any, ...] = spec.acceptance
+    if spec.kind in ("rate", "length"):  # all of them may be a million: what is wrong shows at their ends
+        ends = float(np.min(ends)), float(np.max(ends))  # nan where any is
+    for lane in lanes:
+        _lengths(spec.kind, ends, lane)
+    machine, said = machine_of(lanes[0].scenario), tuple(dict.fromkeys(notes))
+    return Case(tuple(lanes), machine, named(settings), spec.kind, spec.acceptance, said)
 
 
 built = functools.lru_cache(maxsize=8)(build_case)
@@ -273,28 +283,28 @@ def _captured_alike(s: Scenario, d: Array, steps: Array) -> Iterator[list[int]]:
     yield from groups.values()
 
 
-def _lengths(spec: Spec, lane: Lane) -> Array:
-    """Accept lengths (setting, acceptance) of a lane."""
+def _lengths(kind: str, acceptance: Sequence[Any], lane: Lane) -> Array:
+    """Accept lengths (setting, acceptance) of a lane. Raises InputError for what is no acceptance."""
     n = len(lane.draft_tokens)
     s = lane.scenario
     if s.method == "none":
-        return np.ones((1, len(spec.acceptance)))
+        return np.ones((1, len(acceptance)))
     steps, tokens = lane.num_steps[:, None], lane.draft_tokens[:, None]
-    if spec.kind == "rate":
-        rates = np.asarray(spec.acceptance, dtype=float)
+    if kind == "rate":
+        rates = np.asarray(acceptance, dtype=float)
         return np.asarray(Acceptance.constant(rates).length(steps, s.topk, tokens)).reshape(n, -1)
-    if spec.kind == "length":
-        given = np.asarray(spec.acceptance, dtype=float)
+    if kind == "length":
+        given = np.asarray(acceptance, dtype=float)
         if np.any(~(given >= 1)):
             raise InputError("is below 1", where="--accept-length", mend="the bonus token counts: give 1 or more")
         return np.where(given <= np.minimum(steps, tokens - 1) + 1, given, np.nan)
     columns = []
-    for value in spec.acceptance:
+    for value in acceptance:
         if value is None:
             columns.append(np.full(n, np.nan))
             continue
-        acceptance = Acceptance.per_position(value) if spec.kind == "per_position" else Acceptance.from_profile(value)
-        columns.append(np.asarray(acceptance.length(lane.num_steps, s.topk, lane.draft_tokens)).reshape(n))
+        found = Acceptance.per_position(value) if kind == "per_position" else Acceptance.from_profile(value)
+        columns.append(np.asarray(found.length(lane.num_steps, s.topk, lane.draft_tokens)).reshape(n))
     return np.stack(columns, axis=-1)
 
 
@@ -342,7 +352,11 @@ class Block:
     cycle: Array
     fits: NDArray[np.bool_]
     lengths: Array
-    rates: Array
+
+    @functools.cached_property
+    def rates(self) -> Array:
+        """Accept rates, (setting, acceptance)."""
+        return self.case.rates(self.lengths)
 
     @functools.cached_property
     def needed(self) -> Array:
@@ -376,6 +390,7 @@ def blocks(spec: Spec, task: Task) -> Iterator[Block]:
     wide = min(c1 - c0, cells)
     high = max(1, cells // wide) if wide == c1 - c0 else 1
     acceptances = max(1, min(most, BLOCK_ROWS // m))
+    lengths = case.lengths(slice(None)) if m * most <= KEPT_LENGTHS else None
     for b, c in itertools.product(range(b0, b1, high), range(c0, c1, wide)):
         b_at, c_at = np.arange(b, min(b + high, b1)), np.arange(c, min(c + wide, c1))
         batch = np.asarray([spec.batch[i] for i in b_at], dtype=float)
@@ -392,7 +407,7 @@ def blocks(spec: Spec, task: Task) -> Iterator[Block]:
                 n = slice(a, min(a + acceptances, most))
                 yield Block(
                     case, b_of[k], c_of[k], np.arange(n.start, n.stop), batches[k], contexts[k],
-                    decode[k], cycle[k], fits[k], case.lengths[:, n], case.rates[:, n],
+                    decode[k], cycle[k], fits[k], case.lengths(n) if lengths is None else lengths[:, n],
                 )  # fmt: skip
 
 

@@ -327,6 +327,23 @@ def test_memory_does_not_grow_with_the_sweep(monkeypatch):
 # --- what is kept ---------------------------------------------------------------------------------------------------
 
 
+def test_memory_does_not_grow_with_the_acceptances(monkeypatch):
+    """One batch and context at 12 draft lengths and 300,000 accept rates, 3,600,000 configurations: lengths and rates of all at once
+    would be 58 MB."""
+    monkeypatch.setattr(sweep, "BLOCK_ROWS", 2**14)
+    monkeypatch.setattr(sweep, "KEPT_LENGTHS", 2**14)
+    spec = small_spec(
+        batch=(1,), context=(1000,), draft_tokens=tuple(range(2, 14)), acceptance=tuple(np.linspace(0, 1, 300_000))
+    )
+    sweep_run.run(small_spec())  # what is loaded once
+    tracemalloc.start()
+    found = sweep_run.run(spec)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found.digest.configurations == 3_600_000
+    assert peak < 20e6
+
+
 def test_best_setting_and_fronts_by_brute_force():
     spec = small_spec(cases=((("model", "Kimi-K2.5"), ("hardware", "8x-h200")),), batch=(1, 2, 16, 512))
     result = sweep_run.run(spec).json()
