@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from specsim.asked import AModel, check_fields, check_numbers, overruled, scenar
 from specsim.engines import running_flag
 from specsim.errors import InputError
 from specsim.launch_lines import read_ranges
+from specsim.machine import Machine
 from specsim.names import flag_of
 from specsim.pages import Shown
 from specsim.policy import said
@@ -203,13 +204,7 @@ def simulate(model: AModel | None = None, /, *, times: int = 1, **options: Any) 
         if options.get(name) is not None:
             raise InputError("the load sets it", where=flag_of(name), mend="leave it out")
     load = Load(**asked)
-    ranges: Ranges = ()
-    if load.policy is not None:
-        for name in ("draft_tokens", "num_steps"):
-            if options.get(name) is not None:
-                mend = f"leave {flag_of(name)} out"
-                raise InputError(f"a policy says it; {flag_of(name)} contradicts it", where="--policy", mend=mend)
-        ranges = read_ranges(load.policy)
+    ranges = _ranges(load, options)
     stated = [name for name in options if name.startswith("accept") and options[name] is not None]
     if load.accept_histogram is not None and len(stated) > 1:
         named = " and ".join(map(flag_of, stated))
@@ -229,21 +224,12 @@ def simulate(model: AModel | None = None, /, *, times: int = 1, **options: Any) 
         ranges=ranges,
     )
     requests = load.requests()
-    states = None
     if isinstance(requests, Trace):
         first = next(iter(requests))  # of a longer trace it is not known how long it is
         steps = math.inf if len(first) == BLOCK else float(first.output_tokens.sum()) / server.accept_length
     else:
-        inputs, outputs = load.lengths
-        steps = load.count * outputs.mean / server.accept_length
-        if load.open_rate is not None:
-            mean = steady.Requests(inputs.mean, outputs.mean, inputs.cv2, outputs.cv2, load.prefix_rate)
-            replica = steady_servers.server_of(s, machine, mean, ranges, chunk_tokens=load.chunk_tokens)
-            gained = server.accept_lengths[1 : replica.most_running + 1]
-            replica = replace(replica, memory=None, accept_length=gained)
-            check_rate(load.open_rate, replica, s.engine.name)
-            states = two_states(replica, load.open_rate)
-    of_states = () if states is None else (states.note(s.engine.name),)
+        steps = load.count * load.lengths[1].mean / server.accept_length
+    of_states = _of_states(load, s, machine, server, ranges)
     targets = {"ttft": load.ttft_ms, "tpot": load.tpot_ms, "e2e_latency": load.e2e_ms}
     run = run_through(
         server,
@@ -261,6 +247,31 @@ def simulate(model: AModel | None = None, /, *, times: int = 1, **options: Any) 
     long = too_long(s.model, s.options, longest, of_tokens(longest))
     said_of_run = (*run.warnings, *_notes(requests, run, steps), *of_states)
     return Simulated(s, load, server, run, ranges, (*s.warnings, *won, *unused, *long, *said_of_run))
+
+
+def _ranges(load: Load, options: Mapping[str, Any]) -> Ranges:
+    """The draft lengths by batch of a policy. Raises InputError where options contradict it."""
+    if load.policy is None:
+        return ()
+    for name in ("draft_tokens", "num_steps"):
+        if options.get(name) is not None:
+            mend = f"leave {flag_of(name)} out"
+            raise InputError(f"a policy says it; {flag_of(name)} contradicts it", where="--policy", mend=mend)
+    return read_ranges(load.policy)
+
+
+def _of_states(load: Load, s: Scenario, machine: Machine, server: Server, ranges: Ranges) -> tuple[str, ...]:
+    """A note where a server has two states at the rate. Raises InputError where it cannot serve it (`check_rate`)."""
+    if load.open_rate is None:
+        return ()
+    inputs, outputs = load.lengths
+    mean = steady.Requests(inputs.mean, outputs.mean, inputs.cv2, outputs.cv2, load.prefix_rate)
+    replica = steady_servers.server_of(s, machine, mean, ranges, chunk_tokens=load.chunk_tokens)
+    gained = server.accept_lengths[1 : replica.most_running + 1]
+    replica = replace(replica, memory=None, accept_length=gained)
+    check_rate(load.open_rate, replica, s.engine.name)
+    states = two_states(replica, load.open_rate)
+    return () if states is None else (states.note(s.engine.name),)
 
 
 def check_rate(rate: float, replica: steady.Server, engine: str) -> None:

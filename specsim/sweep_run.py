@@ -21,7 +21,7 @@ from specsim.provenance import sources_of_all
 from specsim.quantities import six
 from specsim.scenarios import contents
 from specsim.sweep_rows import check_target, join_parts, records, write_part
-from specsim.sweeps import MOST_CASES, Case, Digest, Spec, Task, built, digest, front, shown, tasks_of
+from specsim.sweeps import MOST_CASES, Case, Digest, Spec, Task, built, digest, front, listed, shown, tasks_of
 
 SCHEMA = "specsim.sweep/1"
 LISTED = 2000  # rows that the JSON document holds at most
@@ -52,7 +52,7 @@ class Result(Shown):
             {
                 "model": model,
                 "context": self.spec.context[context],
-                "acceptance": _listed(self.spec.acceptance[acceptance]),
+                "acceptance": listed(self.spec.acceptance[acceptance]),
                 "points": [self._point(*point) for point in points],
             }
             for (model, context, acceptance), points in sorted(merged.items())
@@ -103,11 +103,7 @@ class Result(Shown):
 
 def _axis(values: tuple[Any, ...]) -> list[Any]:
     """All values of an axis, or its ends when there are many."""
-    return [_listed(v) for v in (values if len(values) <= LISTED else (values[0], values[-1]))]
-
-
-def _listed(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
+    return [listed(v) for v in (values if len(values) <= LISTED else (values[0], values[-1]))]
 
 
 def run(

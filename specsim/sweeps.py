@@ -496,7 +496,7 @@ def _digest_of(b: Block, spec: Spec, index: int, keep: Mapping[str, NDArray[np.i
             "case": index,
             "batch": int(b.batch[i]),
             "context": int(b.context[i]),
-            "acceptance": _plain(spec.acceptance[int(b.acceptance_at[j])]),
+            "acceptance": listed(spec.acceptance[int(b.acceptance_at[j])]),
             "draft_tokens": None
             if place[i, j] > len(case.settings)
             else (*case.settings, OFF)[place[i, j]].draft_tokens,
@@ -557,7 +557,8 @@ def _fronts(
     return out
 
 
-def _plain(value: Any) -> Any:
+def listed(value: Any) -> Any:
+    """A value as JSON has it."""
     return list(value) if isinstance(value, tuple) else value
 
 
