@@ -141,7 +141,7 @@ def collect(run: Runner | None = None, *, peers: bool = False, cores: bool = Fal
         health.peer_data, why = check.finish(end)
         if why:
             health.findings.append(Finding("note", f"data between GPUs were not all compared: {why}"))
-    slow = judge_cores(host_speed.by_core(5)) if cores else []
+    slow = judge_cores(host_speed.by_core(5, most=128)) if cores else []
     health.findings = _worst_first(health.findings + judge(health) + slow)
     return health
 

@@ -22,6 +22,7 @@ from specsim.records import Quantity
 
 STEPS = 1000  # of the loop: a quarter of a millisecond, in which a core seldom changes its speed
 SLOW = 1.5  # times the fastest from which a look found a core slow: clocks differ by less, a shared core by more
+AWAKE_S = 0.015  # in which a core's clock rises from that of an idle one
 BUSY = 0.25  # of a second's CPU time from which a thread is busy: an engine's main loop takes all of it, its front end little
 BLOCKS = 5  # of looks, whose means tell how certain the mean of all is: looks beside one another are alike
 
@@ -38,16 +39,14 @@ def loop_us(steps: int = STEPS) -> float:
     return (time.thread_time() - start) / steps * 1e6
 
 
-def by_core(rounds: int = 3) -> dict[int, list[float]]:
-    """`loop_us` on each core that this process may use, in turn; empty where threads cannot be placed."""
+def by_core(rounds: int = 3, most: int = 32) -> dict[int, list[float]]:
+    """`loop_us` a few times on each of at most so many cores that this process may use, evenly chosen; empty where threads cannot
+    be placed. Each core is kept busy first, until its clock has risen from that of an idle one."""
     if not hasattr(os, "sched_setaffinity"):
         return {}
-    looks: dict[int, list[float]] = {core: [] for core in sorted(os.sched_getaffinity(0))}
-    for _ in range(rounds):
-        for core in looks:
-            if (us := _on(core)) is not None:
-                looks[core].append(us)
-    return looks
+    cores = sorted(os.sched_getaffinity(0))
+    chosen = cores[:: -(-len(cores) // most)]
+    return {core: looks for core in chosen if (looks := _on(core, rounds, AWAKE_S))}
 
 
 def fastest(looks: Sequence[float]) -> float:
@@ -62,15 +61,19 @@ def slow_share(looks: Sequence[float]) -> tuple[float, float]:
     return len(slow) / len(looks), statistics.median(slow) / best if slow else 1.0
 
 
-def _on(core: int) -> float | None:
-    """`loop_us` on one core, after a few steps that bring its code into the cache; None where it may not be used."""
+def _on(core: int, rounds: int = 1, awake_s: float = 0.0) -> list[float]:
+    """`loop_us` on one core, after a few steps that bring its code into the cache and `awake_s` seconds; none where it may not
+    be used."""
     allowed = os.sched_getaffinity(0)  # of the thread that calls
     try:
         os.sched_setaffinity(0, {core})
+        end = time.perf_counter() + awake_s
         loop_us(STEPS // 10)
-        return loop_us()
+        while time.perf_counter() < end:
+            loop_us(STEPS // 10)
+        return [loop_us() for _ in range(rounds)]
     except OSError:
-        return None
+        return []
     finally:
         os.sched_setaffinity(0, allowed)
 
@@ -127,7 +130,7 @@ class Watch:
                 threads = [thread for thread, ticks in spent.items() if ticks - before.get(thread, ticks) > least]
                 chosen = now
             cores = {core for thread in threads if (core := _core(thread)) is not None}
-            looks = [us for core in cores if (us := _on(core)) is not None]
+            looks = [us for core in cores for us in _on(core)]
             if looks:
                 self._looks.append((now, max(looks)))
                 self._all += looks

@@ -834,7 +834,7 @@ def test_calls_from_python_are_timed_on_cores_that_are_not_slow(monkeypatch, slo
     state["now"] = 0.0
     state["slow"] = slow_of == 1
     monkeypatch.setattr(timing.host_speed, "loop_us", loop_us)
-    monkeypatch.setattr(timing.host_speed, "by_core", lambda: {0: [0.2] * 20})
+    monkeypatch.setattr(timing.host_speed, "by_core", lambda *_: {0: [0.2] * 20})
     monkeypatch.setattr(timing.time, "perf_counter", lambda: state["now"])
     measured = timing.eager(Context(0, 1, 0, torch.device("cpu"), True, {}), [call] * 4)
     assert sorted(measured.seconds)[len(measured.seconds) // 2] == pytest.approx(left)
