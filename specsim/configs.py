@@ -20,7 +20,7 @@ from specsim.families import EXPERT_COUNTS, FAMILIES, Builder, Family
 from specsim.files import parse_json, read_json, read_text
 from specsim.formats import Scheme, read_dtype, read_expert_dtype, read_scheme
 from specsim.keys import Keys
-from specsim.models import BF16, DraftShape, Layer, Model, Projection
+from specsim.models import BF16, FP32, DraftShape, Layer, Model, Projection
 from specsim.patterns import mtp_plans, plan_layers
 
 PRESETS = Path(__file__).parent / "presets"
@@ -260,6 +260,11 @@ def model_from_config(
     model_type, family, warnings = _family(root, text)
     text.values = {**family.defaults, **text.values}
     base = read_dtype([text, root]) or BF16
+    if base == FP32:
+        base = BF16
+        warnings.append(
+            "its weights are stored in 32 bits; engines serve them in 16 (--dtype auto), and so they are priced"
+        )
     scheme = _scheme(root, text, base, side_quant)
     hidden = text.whole("hidden_size")
     vocab = _vocabulary(root, text)

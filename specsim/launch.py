@@ -22,6 +22,16 @@ from specsim.launch_vllm import vllm
 from specsim.launch_words import take_apart
 from specsim.names import ENGINES
 
+# Flags that change what is served, with what is priced instead.
+AS_CONFIGURED = "the model is priced as its config.json has it"
+NOT_MODELLED = {
+    **dict.fromkeys(("--json-model-override-args", "--hf-overrides", "--torchao-config"), AS_CONFIGURED),
+    **dict.fromkeys(("--enable-lora", "--lora-paths", "--lora-modules"), "the model is priced without adapters"),
+    "--enable-torch-compile": "kernels are priced as the engine's own",
+    "--disaggregation-mode": "one server does both prefill and decode",
+    "--kv-transfer-config": "one server does both prefill and decode",
+}
+
 
 @dataclass(frozen=True)
 class Launch:
@@ -152,6 +162,13 @@ def _meant(flag: str, looked_for: Sequence[str]) -> str | None:
 
 def _not_modelled(options: Mapping[str, Any], read: Reader) -> None:
     """Note what the line decides and no cost follows."""
+    for flag, instead in NOT_MODELLED.items():
+        if read.on(flag):
+            read.note(f"{flag} is not modelled: {instead}")
+    if str(options.get("load_format")) in ("gguf", "bitsandbytes"):
+        read.note(
+            f"--load-format {options['load_format']} is not modelled: weights are priced as the model's config.json has them"
+        )
     if options.get("pp", 1) > 1:
         read.note(
             f"pipeline parallelism is not modelled: all layers are priced on one stage, not cut in {options['pp']}"

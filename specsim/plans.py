@@ -178,6 +178,8 @@ def _check(rate: float, requests: Requests, speedup: float, headroom: float, hys
             f"{requests.prefix_rate:g} is not in [0, 1)", where=where, mend=as_fraction(requests.prefix_rate)
         )
     if not 1 <= speedup < 100:
-        raise InputError(f"{speedup:g} is no speedup", where="--speedup", mend="give 1 or more")
+        raise InputError(
+            f"{speedup:g} is no speedup", where="--speedup", mend="give 1 or more, such as 1.5 for half as fast again"
+        )
     if not 0 <= headroom < 10:
         raise InputError(f"{headroom:g} is out of range", where="--headroom", mend=as_fraction(headroom))

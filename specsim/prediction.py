@@ -305,11 +305,26 @@ def _evenly(s: Scenario, step: Quantity) -> tuple[str, ...]:
     return (f"experts are taken to be chosen evenly: {how}; --routing zipf:S or a file says how they are chosen",)
 
 
+def _beyond_graphs(s: Scenario) -> list[str]:
+    """Notes on the phases that run eagerly only because no graph is as large as the batch, of a scenario with one batch and length."""
+    if max(s.batch.size, s.draft_tokens.size) > 1:
+        return []
+    batch, rows, found = int(s.batch.item()), int(s.draft_tokens.item()), []
+    for phase in ("decode", "verify"):
+        largest = max(s.captured(phase, rows), default=0) if s.graph_phases.get(phase) else batch
+        if batch > largest:
+            found.append(
+                f"{phase} has no CUDA graph of {batch:,} sequences, the largest is of {largest:,}: it is launched kernel by kernel"
+            )
+    return found
+
+
 def _warnings(s: Scenario, classes: Iterable[str]) -> list[str]:
     out = []
     if s.profile.cpu:
         out.append(f"profile {s.profile.name} was made without a GPU: its times say nothing about one")
     out += [f"{s.profile.name}: {text}" for text in s.profile.caveats]
+    out += _beyond_graphs(s)
     known = s.profile.operators
     for name in classes:
         if priced_as(name, known) not in known:

@@ -24,7 +24,7 @@ from specsim.steady import Point, Server
 LASTING = 10  # lives of a request: a state that is left sooner is one that every run sees
 APART = 1.1  # of the time a token in one state to that in the other: less is no state of its own
 UNITS = ((3600.0, 60.0, "minute"), (86400.0, 3600.0, "hour"), (365.0 * 86400, 86400.0, "day"))
-TINY = 1e-250  # a share of time that rounding leaves nothing of
+TINY = 1e-250  # a share of time, or crossings a second, that rounding leaves nothing of
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,9 @@ def two_states(server: Server, rate: float) -> TwoStates | None:
     state = server.state(np.asarray([rate]))
     weight, crossings = state.held.weight[0], state.crossings[0]
     low, high = int(weight[: crest + 1].argmax()), crest + 1 + int(weight[crest + 1 :].argmax())
-    below, between = np.cumsum(weight)[low:high], np.maximum(crossings[low:high], TINY)
+    below, between = np.cumsum(weight)[low:high], crossings[low:high]
+    if between.min(initial=np.inf) < TINY:  # nobody comes that way: what weight there is beyond is rounding
+        return None
     above = np.cumsum(weight[::-1])[::-1][low + 1 : high + 1]
     found = []
     for first, last, side in ((0, crest, below), (crest + 1, all_places, above)):

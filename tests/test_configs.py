@@ -791,3 +791,14 @@ def test_a_damaged_config_is_a_model_or_a_refusal(data: st.DataObject) -> None:
     assert model.kv_bytes_per_token() >= 0
     if model.mtp_layers:
         assert mtp_draft(model).total_parameters > 0
+
+
+def test_weights_of_32_bits_are_priced_as_engines_serve_them():
+    """Both engines' --dtype auto serves what is stored as float32 in 16 bits."""
+    plain, wide = (
+        model_from_config(llama(512, 2, 8, 2, 1024, 1000, torch_dtype=kind), name="m", source="m")
+        for kind in ("bfloat16", "float32")
+    )
+    assert wide == plain
+    assert any("stored in 32 bits" in text for text in wide.warnings)
+    assert not plain.warnings

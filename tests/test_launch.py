@@ -647,3 +647,20 @@ def test_what_no_cost_follows_from_is_said(engine: str, flags: str, words: str) 
     assert f"{words} is not modelled" in said
     plain = "--dtype bfloat16 --kv-cache-dtype fp8_e4m3"
     assert "not modelled" not in notes(engine, f"m {plain}" if engine == "vllm" else f"--model-path m {plain}")
+
+
+@pytest.mark.parametrize(
+    ("engine", "flag", "words"),
+    [
+        ("sglang", "--json-model-override-args '{\"num_hidden_layers\": 4}'", "priced as its config.json has it"),
+        ("sglang", "--torchao-config fp8wo", "priced as its config.json has it"),
+        ("sglang", "--enable-lora --lora-paths a=b", "without adapters"),
+        ("sglang", "--enable-torch-compile", "the engine's own"),
+        ("sglang", "--disaggregation-mode decode", "both prefill and decode"),
+        ("sglang", "--load-format gguf", "--load-format gguf is not modelled"),
+        ("vllm", "--hf-overrides '{\"num_hidden_layers\": 4}'", "priced as its config.json has it"),
+    ],
+)
+def test_a_flag_that_changes_what_is_served_is_noted_where_nothing_follows_from_it(engine, flag, words):
+    notes = read_launch(engine, f"--model-path m {flag}" if engine == "sglang" else f"--model m {flag}").notes
+    assert any(words in note for note in notes), notes

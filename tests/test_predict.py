@@ -567,3 +567,18 @@ def test_a_launch_lines_share_of_memory_decides_what_fits() -> None:
         p = specsim.predict(hardware="1x-h200", batch=40, sglang_args=line)
         assert p.memory.fits is fits
         assert p.memory.usable == pytest.approx(float(share) * p.memory.capacity)
+
+
+def test_a_batch_beyond_every_graph_is_told_and_no_other():
+    """SGLang captures batches up to 256 on an H200, and 8 where the flag says so; one more is launched kernel by kernel."""
+
+    def notes(batch: int, **options: Any) -> list[str]:
+        s = build(model="Llama-3.1-8B", hardware="1x-h200", method="none", batch=batch, context=128, **options)
+        return [w for w in predict(s).warnings if "no CUDA graph" in w]
+
+    assert notes(256) == []
+    (told,) = notes(257)
+    assert told.startswith("decode has no CUDA graph of 257 sequences, the largest is of 256")
+    assert len(notes(9, cuda_graph_max_bs=8)) == 1
+    assert notes(8, cuda_graph_max_bs=8) == []
+    assert notes(257, disable_cuda_graph=True) == []  # asked for

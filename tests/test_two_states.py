@@ -177,3 +177,10 @@ def test_simulate_says_so_as_well():
     assert capped > limit
     with pytest.raises(InputError, match=rf"launch with --max-running-requests 256, .*: {capped:.4g}"):
         specsim_simulate("Qwen3-30B-A3B", rate=1.05 * limit, **options | {"output_tokens": 1000})
+
+
+@pytest.mark.parametrize("prompt", [1, 2, 4, 8])
+def test_a_load_far_below_any_limit_has_one_state_whatever_rounding_leaves(prompt):
+    """8 of 4,096 run, and p(500) is below any number; the last place's 3e-17 of prompts as short as these was told as a state."""
+    s = build(model="Llama-3.1-8B", hardware="1x-h200", method="none")
+    assert two_states(server_of(s, machine_of(s), Requests(prompt, 400)), 4.0) is None
