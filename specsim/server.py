@@ -27,6 +27,10 @@ LISTENS = "0A"  # a socket's state in /proc/net/tcp
 SAFE_FLAG = "--enforce-disable-flashinfer-allreduce-fusion"
 
 
+class NotInstalledError(WorkError):
+    """There is no engine to start: no set-up of a list can be."""
+
+
 def refuse_multicast(flags: Sequence[str], env: Mapping[str, str], where: str) -> None:
     """Raises InputError for a flag (or its abbreviation) or variable that makes NVLink multicast objects."""
     for flag in flags:
@@ -199,7 +203,9 @@ class Launched:
                     say(f"  | {line}")
                 reason = self.reason()
                 if "No module named 'sglang" in reason:
-                    raise WorkError("SGLang is not installed in this Python; install it there or give --server-command")
+                    raise NotInstalledError(
+                        "SGLang is not installed in this Python; install it there or give --server-command"
+                    )
                 raise ServerError(f"the server died while starting (exit code {code}): {reason} (log: {self.log})")
             try:
                 self.client.ask("GET", "/health", timeout=15)

@@ -45,7 +45,7 @@ from specsim.profiles import load_profile
 from specsim.records import Correction, EngineRun, Record
 from specsim.redaction import KEY_VARIABLES, api_key, scrub, without_key
 from specsim.scenarios import check_heads
-from specsim.server import Launched, free_port, listeners, refuse_multicast, tree
+from specsim.server import Launched, NotInstalledError, free_port, listeners, refuse_multicast, tree
 from specsim.setups import OWN_FLAGS, Setup, config_of, moe_layers, server_env, server_flags, target_config
 
 START_S = 90.0  # what a start and a stop take at most as a rule, for --time-limit
@@ -420,7 +420,8 @@ def _record_of(setup: Setup, name: str, engine: EngineRun, config: dict[str, Any
 def run_list(
     setups: Sequence[Setup], run: Callable[[Setup], tuple[Path, int]], say: Say, deadline: float, plan: Plan
 ) -> tuple[list[Path], list[str]]:
-    """Run set-up after set-up, going on after a failed one. The records' paths, and a line for each failure."""
+    """Run set-up after set-up, going on after a failed one, but where there is no engine to start. The records' paths, and a line for
+    each failure."""
     paths, failures = [], []
     for setup in setups:
         left = deadline - time.monotonic()
@@ -438,6 +439,8 @@ def run_list(
             why = str(error).removeprefix(f"scenario {setup.name}: ")
             failures.append(f"{setup.name}: {why}")
             say(f"{setup.name}: failed: {why}")
+            if isinstance(error, NotInstalledError):
+                break
             continue
         paths.append(path)
         if failed:

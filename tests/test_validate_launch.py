@@ -22,7 +22,7 @@ from specsim.live import ServerError
 from specsim.load import Load
 from specsim.measure import Plan
 from specsim.records import Record
-from specsim.server import Launched, free_port, refuse_multicast
+from specsim.server import Launched, NotInstalledError, free_port, refuse_multicast
 from specsim.setups import Setup, load_setups, make_setup, moe_layers, server_env, server_flags
 from specsim.validation import left_to_measure, run_list, run_setup
 
@@ -484,3 +484,16 @@ def test_resume_measures_what_a_record_lacks_and_nothing_twice(model: Path, tmp_
     ]  # a-2 is a scenario of its own there
     write("a-5", loads=[{**run, "rate": 2.0}, {**run, "rate": 12.0}])
     assert left_to_measure([setup], tmp_path) == ([], ["a"])
+
+
+def test_a_list_ends_where_there_is_no_engine_to_start(model: Path) -> None:
+    """Of three scenarios on a machine without SGLang one is tried, and one line says why."""
+    tried: list[str] = []
+
+    def run(setup: Setup) -> tuple[Path, int]:
+        tried.append(setup.name)
+        raise NotInstalledError("SGLang is not installed")
+
+    setups = [Setup(name=name, model=model) for name in ("a", "b", "c")]
+    assert run_list(setups, run, str, float("inf"), PLAN) == ([], ["a: SGLang is not installed"])
+    assert tried == ["a"]

@@ -434,4 +434,6 @@ def _replay(options: dict[str, Any]) -> int:
     over = result.over(options["fail_over"])
     for line in over:
         note(line)
+    if options["fail_over"] is not None and not over:
+        note(f"no phase that is judged has a median error over {options['fail_over']:.1%}")
     return 1 if over else 0
