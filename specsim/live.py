@@ -112,7 +112,9 @@ class Client:
             mend = "; is it stuck, or does it need a longer --request-timeout?" if limit == self.timeout else ""
             raise ServerError(f"{self.url}{path}: no answer within {limit:g} s{mend}") from None
         except ConnectionRefusedError:
-            raise ServerError(f"{self.url}: no server answers there (connection refused)") from None
+            raise ServerError(
+                f"{self.url}: no server answers there (connection refused); is it up, and is that its port?"
+            ) from None
         except (ssl.SSLError, socket.gaierror) as error:
             raise ServerError(no_answer(self.url, path, error)) from None
         except (http.client.HTTPException, OSError, ValueError) as error:

@@ -231,7 +231,9 @@ def _from_file(path: Path) -> Source:
         if path.is_dir():
             raise InputError("is a folder", where=str(path), mend="give the files in it")
         if not path.exists():
-            raise InputError("no such file", where=str(path), mend="check the path")
+            address = re.fullmatch(r"[\w.-]+:\d+(/.*)?", str(path))  # a server, without what says so
+            mend = f"give http://{path} for a server" if address else "check the path"
+            raise InputError("no such file", where=str(path), mend=mend)
         once = not path.is_file()  # a pipe, such as a shell's <(...), or a device
         with path.open("rb") as file:
             data = file.read(MAX_DOCUMENT if once else 16)

@@ -200,7 +200,9 @@ class _Run:
             await asyncio.wait_for(receiver.closed, self.client.timeout)
             stream.error = receiver.outcome(wanted)
         except ConnectionRefusedError:
-            self.dead = stream.error = f"{self.client.url}: no server answers there (connection refused)"
+            self.dead = stream.error = (
+                f"{self.client.url}: no server answers there (connection refused); is it up, and is that its port?"
+            )
         except (TimeoutError, asyncio.TimeoutError):
             stream.error = f"{self.client.url}: no answer within {self.client.timeout:g} s"
         except OSError as error:

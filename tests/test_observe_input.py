@@ -408,3 +408,11 @@ def test_many_results_are_compared_without_delay(tmp_path):
 def test_a_broken_record_is_named(tmp_path):
     with pytest.raises(InputError, match="record is not valid at kind"):
         observe(write(tmp_path, json.dumps({"schema": "specsim.record/1", "kind": "x", "name": "n", "date": "d"})))
+
+
+@pytest.mark.parametrize(
+    ("where", "mend"), [("localhost:30000", "give http://localhost:30000"), ("server.log", "check the path")]
+)
+def test_an_address_without_its_scheme_is_told_from_a_file_that_is_not_there(where: str, mend: str) -> None:
+    with pytest.raises(InputError, match=mend):
+        open_sources(where)
