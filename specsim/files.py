@@ -150,19 +150,25 @@ def no_folder(path: Path) -> str:
 
 
 @contextmanager
-def in_place_of(path: Path) -> Iterator[Path]:
+def in_place_of(path: Path, *, make_folder: bool = False) -> Iterator[Path]:
     """A file to write beside `path`, which takes its place once the block is done, so that a reader sees the old file or the new
-    one, never half. A link stays one, and a pipe or a device is written to itself. Raises WorkError when it cannot be."""
+    one, never half. A link stays one, and a pipe or a device (/dev/stdout, /dev/null) is written to itself. Raises WorkError when it
+    cannot be."""
     try:
         if path.exists() and not path.is_file() and not path.is_dir():
             yield path
             return
         path = Path(os.path.realpath(path))
-        unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+        if make_folder:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+        os.close(handle)
+        unfinished = Path(temporary)
         try:
             yield unfinished
             with unfinished.open("rb") as file:
                 os.fsync(file.fileno())
+            unfinished.chmod(0o644)
             unfinished.replace(path)
         finally:
             unfinished.unlink(missing_ok=True)
@@ -171,25 +177,7 @@ def in_place_of(path: Path) -> Iterator[Path]:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write text or bytes so that a reader sees the old file or the new one, never half. Makes the folder, for work folders;
-    a file that a user names is checked first (`no_folder`). A link stays one, and a pipe or a device (/dev/stdout, /dev/null) is
-    written to, not replaced. Raises WorkError when it cannot."""
-    try:
-        if path.exists() and not path.is_file() and not path.is_dir():
-            path.write_bytes(content.encode() if isinstance(content, str) else content)
-            return
-        path = Path(os.path.realpath(path))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(content.encode() if isinstance(content, str) else content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise WorkError(f"{path}: cannot be written: {error.strerror or error}") from None
+    """Write text or bytes by `in_place_of`. Makes the folder, for work folders; a file that a user names is checked first
+    (`no_folder`). Raises WorkError when it cannot."""
+    with in_place_of(path, make_folder=True) as unfinished:
+        unfinished.write_bytes(content.encode() if isinstance(content, str) else content)

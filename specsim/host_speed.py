@@ -143,11 +143,11 @@ def _half(looks: Sequence[float]) -> float:
     return 1.53 * statistics.stdev(means) / math.sqrt(count)  # Student's t of 4 degrees of freedom
 
 
-def _stat(thread: Path) -> list[str] | None:
-    """The fields of /proc/PID/task/TID/stat behind the name; None when the thread is gone."""
+def stat_of(process: Path) -> list[str]:
+    """The fields of `stat` behind the name, of a process (/proc/PID) or a thread (/proc/PID/task/TID); [] when it is gone."""
     with contextlib.suppress(OSError):
-        return (thread / "stat").read_text(errors="replace").rpartition(")")[2].split()
-    return None
+        return (process / "stat").read_text(errors="replace").rpartition(")")[2].split()
+    return []
 
 
 def _spent(members: set[int]) -> dict[Path, int]:
@@ -156,12 +156,12 @@ def _spent(members: set[int]) -> dict[Path, int]:
     for pid in members:
         with contextlib.suppress(OSError):
             for thread in Path(f"/proc/{pid}/task").iterdir():
-                if fields := _stat(thread):
+                if fields := stat_of(thread):
                     found[thread] = int(fields[11]) + int(fields[12])  # utime, stime
     return found
 
 
 def _core(thread: Path) -> int | None:
     """The core that a thread ran on last."""
-    fields = _stat(thread)
+    fields = stat_of(thread)
     return int(fields[36]) if fields else None

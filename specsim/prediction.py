@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.acceptance import Acceptance, rate_for_length
-from specsim.cycle import evaluate
+from specsim.cycle import Cycle, evaluate
 from specsim.errors import InputError
 from specsim.forward import Cost
 from specsim.machine import Machine, priced_as, stand_in
@@ -213,7 +212,7 @@ def price(s: Scenario, machine: Machine) -> Priced:
         raise several_values()
     c = evaluate(s, machine)
     batch = float(s.batch.reshape(-1)[0])
-    notes = tuple(_warnings(s, c.classes))
+    notes = tuple(_warnings(s, c))
     parts = [*_parts("decode", c.decode), *_host_part("decode", c.decode_host, machine.terms_source)]
     seconds = {"decode_ms": c.decode_s, "decode_host_ms": c.decode_host}
     if c.verify is None or c.cycle_host is None:
@@ -305,28 +304,26 @@ def _evenly(s: Scenario, step: Quantity) -> tuple[str, ...]:
     return (f"experts are taken to be chosen evenly: {how}; --routing zipf:S or a file says how they are chosen",)
 
 
-def _beyond_graphs(s: Scenario) -> list[str]:
-    """Notes on the phases that run eagerly only because no graph is as large as the batch, of a scenario with one batch and length."""
-    if max(s.batch.size, s.draft_tokens.size) > 1:
-        return []
+def _beyond_graphs(s: Scenario, c: Cycle) -> list[str]:
+    """Notes on the phases that run eagerly only because no graph is as large as the batch."""
     batch, rows, found = int(s.batch.item()), int(s.draft_tokens.item()), []
-    for phase in ("decode", "verify"):
-        largest = max(s.captured(phase, rows), default=0) if s.graph_phases.get(phase) else batch
-        if batch > largest:
+    for phase, part in (("decode", c.decode), ("verify", c.verify)):
+        if part is not None and s.graph_phases[phase] and not np.all(part.graph):
+            largest = max(s.captured(phase, rows), default=0)
             found.append(
                 f"{phase} has no CUDA graph of {batch:,} sequences, the largest is of {largest:,}: it is launched kernel by kernel"
             )
     return found
 
 
-def _warnings(s: Scenario, classes: Iterable[str]) -> list[str]:
+def _warnings(s: Scenario, c: Cycle) -> list[str]:
     out = []
     if s.profile.cpu:
         out.append(f"profile {s.profile.name} was made without a GPU: its times say nothing about one")
     out += [f"{s.profile.name}: {text}" for text in s.profile.caveats]
-    out += _beyond_graphs(s)
+    out += _beyond_graphs(s, c)
     known = s.profile.operators
-    for name in classes:
+    for name in c.classes:
         if priced_as(name, known) not in known:
             out.append(f"{s.profile.name} has no {name}: {stand_in(name, known)} stands in, with a wider interval")
         elif name not in known and s.block_products != s.engine.block_products({}, s.profile.gpu.compute_capability):

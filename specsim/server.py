@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 
 from specsim.errors import InputError, WorkError
+from specsim.host_speed import stat_of
 from specsim.live import Client, PointError, ServerError
 from specsim.redaction import hide, own_secrets
 
@@ -65,11 +66,8 @@ def _die_with_parent() -> None:
 
 def _stat(pid: int) -> tuple[int, int, str] | None:
     """Parent, session and state of a process, or None when it is gone."""
-    try:
-        after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return int(after_name[1]), int(after_name[3]), after_name[0]
-    except (OSError, ValueError, IndexError):
-        return None
+    fields = stat_of(Path(f"/proc/{pid}"))
+    return (int(fields[1]), int(fields[3]), fields[0]) if fields else None
 
 
 def tree(root: int, mark: str = "") -> set[int]:

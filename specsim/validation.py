@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import specsim.kernels as kernels
+import specsim.replay as replay
 from specsim.configs import model_from_config
 from specsim.errors import InputError, WorkError
-from specsim.files import read_json, write_atomically
+from specsim.files import write_atomically
 from specsim.forward import Parallel
 from specsim.host_speed import Watch
 from specsim.launch import read_launch
@@ -124,7 +125,7 @@ def left_to_measure(setups: Sequence[Setup], folder: Path) -> tuple[list[Setup],
         others = {s.name for s in setups} - {setup.name}
         name = re.compile(rf"{re.escape(setup.name)}(-\d+)?")  # see `free_name`
         files = [f for f in sorted(folder.glob("*.json")) if name.fullmatch(f.stem) and f.stem not in others]
-        rest = setup.without([r for f in files for r in _read(f)]) if files else setup
+        rest = setup.without([r for f in files for r in _whole(f)]) if files else setup
         if rest is None:
             whole.append(setup.name)
         else:
@@ -132,10 +133,10 @@ def left_to_measure(setups: Sequence[Setup], folder: Path) -> tuple[list[Setup],
     return left, whole
 
 
-def _read(file: Path) -> list[Record]:
+def _whole(file: Path) -> list[Record]:
     """The record in a file; none where it is torn, or something else."""
-    with contextlib.suppress(InputError, ValueError):
-        return [Record.model_validate(read_json(file, "record"))]
+    with contextlib.suppress(InputError):
+        return replay.load(file)[0]
     return []
 
 

@@ -27,6 +27,15 @@ LOCAL = ("file:", "data:", "blob:", "about:", "http://127.0.0.1", "http://localh
 
 
 @pytest.fixture
+def short_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loads begin after two lone requests."""
+    from specsim import load
+
+    monkeypatch.setattr(load, "LONE", 2)
+    monkeypatch.setattr(load, "WARM_S", 0.0)
+
+
+@pytest.fixture
 def specsim(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
     """specsim("predict", "--json", ...) runs a command line in this process: (exit code, standard output, standard error)."""
     from specsim.cli import main

@@ -41,10 +41,7 @@ LOAD = Load(rates=[100.0], num_requests=20, input_tokens=16, output_tokens=9)
 WARM = 32 + 2  # requests of the warm-up here
 
 
-@pytest.fixture(autouse=True)
-def short_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load_module, "LONE", 2)
-    monkeypatch.setattr(load_module, "WARM_S", 0.0)
+pytestmark = pytest.mark.usefixtures("short_warm_up")
 
 
 def quiet(text: str) -> None:

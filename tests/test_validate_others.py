@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from fake_server import Answered, FakeServer
 
-from specsim import load as load_module
 from specsim.errors import InputError, WorkError
 from specsim.live import Client, LogTail, PointError, ServerError, decode_lines, generate, identify
 from specsim.load import Load
@@ -23,10 +22,7 @@ LOAD = Load(rates=[100.0], num_requests=6, input_tokens=16, output_tokens=5)
 CERTIFICATE = Path(__file__).parent / "self_signed.pem"  # of 127.0.0.1, until 2126, with its key
 
 
-@pytest.fixture(autouse=True)
-def short_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load_module, "LONE", 2)
-    monkeypatch.setattr(load_module, "WARM_S", 0.0)
+pytestmark = pytest.mark.usefixtures("short_warm_up")
 
 
 def quiet(text: str) -> None:
