@@ -12,7 +12,7 @@ import re
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -34,9 +34,6 @@ REASONS = {
     0x2: "clocks set by hand", 0x4: "power cap", 0x8: "hardware slowdown", 0x10: "sync boost", 0x20: "temperature (software)", 0x40: "temperature (hardware)", 0x80: "power brake",
 }  # fmt: skip
 DEADLINE_S = 15.0  # for everything
-SLOW_SHARE = (
-    0.1  # of looks at the host's cores from which slow ones are told: one core of many may be busy with interrupts
-)
 HIDDEN_MIB = 2048.0  # of memory in use without a process to be seen
 LOST = re.compile(r"device handle|GPU is lost|fallen off", re.IGNORECASE)  # of a line in a GPU's place
 GB_S_PER_LANE = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.97, 5: 3.94, 6: 7.56}  # one direction, after encoding
@@ -62,7 +59,7 @@ class Finding:
 @dataclass
 class Health:
     """What nvidia-smi said. gpus: one dictionary of FIELDS each; topology and p2p by pair "0-1"; peer_data: wrong values
-    of 1 MB copied, by pair "from-to", for the pairs that were checked."""
+    of 1 MB copied, by pair "from-to", for the pairs that were checked; cores: `host_speed.by_core`, by core."""
 
     gpus: list[dict[str, str]] = field(default_factory=list)
     topology: dict[str, str] = field(default_factory=dict)
@@ -70,6 +67,7 @@ class Health:
     peer_data: dict[str, int] = field(default_factory=dict)
     processes: list[dict[str, str]] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
+    cores: dict[str, list[float]] = field(default_factory=dict)
 
     @property
     def nvlink(self) -> bool:
@@ -82,7 +80,7 @@ class Health:
             "healthy": not any(f.level in ("error", "warning") for f in self.findings),
             "findings": [asdict(f) for f in self.findings],
             "gpus": self.gpus, "topology": self.topology, "p2p": self.p2p, "peer_data": self.peer_data,
-            "processes": self.processes,
+            "processes": self.processes, "cores_us": self.cores,
         }  # fmt: skip
 
 
@@ -141,8 +139,11 @@ def collect(run: Runner | None = None, *, peers: bool = False, cores: bool = Fal
         health.peer_data, why = check.finish(end)
         if why:
             health.findings.append(Finding("note", f"data between GPUs were not all compared: {why}"))
-    slow = judge_cores(host_speed.by_core(5, most=128)) if cores else []
-    health.findings = _worst_first(health.findings + judge(health) + slow)
+    if cores:
+        health.cores = {
+            str(core): [round(us, 4) for us in looks] for core, looks in host_speed.by_core(5, most=128).items()
+        }
+    health.findings = _worst_first(health.findings + judge(health) + judge_cores(health.cores))
     return health
 
 
@@ -267,13 +268,13 @@ def judge(health: Health) -> list[Finding]:
     return _worst_first(found)
 
 
-def judge_cores(looks: dict[int, list[float]]) -> list[Finding]:
+def judge_cores(looks: Mapping[Any, Sequence[float]]) -> list[Finding]:
     """Whether the cores run at two speeds, from `host_speed.by_core`: what waits for the host waits longer on the slow ones."""
     every = [us for core in looks.values() for us in core]
     if not every:
         return []
     share, times = host_speed.slow_share(every)
-    if share < SLOW_SHARE:
+    if share < host_speed.SLOW_SHARE:
         return []
     what = (
         f"the host's cores run at two speeds: {share:.0%} of looks found one {times:.1f} times as slow as the fastest"

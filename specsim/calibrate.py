@@ -14,14 +14,16 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
+from specsim import host_speed
 from specsim.class_fits import DEFAULT_EFFICIENCY, Fit, Sample, fits, in_place
 from specsim.derive import launch as usual_launch
 from specsim.errors import InputError
 from specsim.ops import PROCESSORS
-from specsim.profiles import AllReduceCurve, Gpu, Launch, OperatorRate, Profile, Source
+from specsim.profiles import AllReduceCurve, Gpu, Host, Launch, OperatorRate, Profile, Source
 from specsim.records import Record, first_trouble, sample_trouble
 
 SMALLEST_UNCERTAINTY = 0.01
+HOST_UNCERTAINTY = 0.6  # of what slow cores add on average, by where and when a server ran (docs/accuracy.md)
 BAD = 0.15  # median relative residual from which a class's line is no description of its samples
 BORROWED = ("published", "assumed", "datasheet")  # kinds of source that another profile of the same GPU may lend
 PEER_MEASURES = ("allreduce", "copies")  # depend on whether GPUs reach each other
@@ -68,6 +70,7 @@ def build(
     if nvlink and not no_p2p and not cpu:
         curves += _published_curves(taken, curves, ranks)
     launch, launch_assumed = _launch(samples, curves, source)
+    host = _host(health or {}, source)
     warnings = [
         *troubles,
         *([] if cpu else _slow_gpus(results)),
@@ -81,7 +84,7 @@ def build(
         name=name,
         description=f"{ranks} x {environment.get('gpu', 'GPU')}, measured" + (", peer access off" if no_p2p else ""),
         gpus=ranks, link=link,  # type: ignore[arg-type]
-        gpu=gpu, operators=operators, allreduce=curves, launch=launch, caveats=caveats, cpu=cpu,
+        gpu=gpu, operators=operators, allreduce=curves, launch=launch, host=host, caveats=caveats, cpu=cpu,
         environment={"date": date, "quick": quick, **_plain(environment)},
         samples={**_tables(samples), "verify_layer_us": verify_layer(samples)},
     )  # fmt: skip
@@ -356,6 +359,20 @@ def _launch(samples: Sequence[Sample], curves: Sequence[AllReduceCurve], source:
         note=f"{node} is in the fixed times already: they were measured in chains in graphs",
     )
     return launch, missing
+
+
+def _host(health: Mapping[str, Any], source: Source) -> Host | None:
+    """The host's cores, from the looks at each that are kept with its health; None where they are its own, or were not looked at."""
+    looks = [us for core in (health.get("cores_us") or {}).values() for us in core]
+    if not looks:
+        return None
+    share, ratio = host_speed.slow_share(looks)
+    if share < host_speed.SLOW_SHARE:
+        return None
+    return Host(
+        slow_share=_digits(share, 3), slow_ratio=_digits(ratio, 3), source=source, relative_uncertainty=HOST_UNCERTAINTY,
+        note="every core, a few looks in a second: how much of the time it is slow differs by the minute",
+    )  # fmt: skip
 
 
 def _warnings(

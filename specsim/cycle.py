@@ -76,7 +76,7 @@ def evaluate(scenario: Scenario, machine: Machine) -> Cycle:
     ndim = s.ndim
 
     def term(name: str) -> Array:
-        return lift(machine.terms[name], ndim)
+        return lift(machine.host_s(name, s.parallel.tp), ndim)
 
     decode = target_pass(s, machine, np.ones(()), "decode")
     each = term("sequence_cpu") * np.ceil(s.batch / s.parallel.dp)

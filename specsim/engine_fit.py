@@ -91,7 +91,7 @@ class Case:
         units of their names, each of shape () or (samples,)."""
         machine = self.machine.under({**self.machine.terms, **_si(terms)})
         cycle = evaluate(self.scenario, machine)
-        launch_s = lift(machine.launch_s(self.scenario.model), self.scenario.batch.ndim)
+        launch_s = lift(machine.launch_s(self.scenario.model, self.scenario.parallel.tp), self.scenario.batch.ndim)
         more = {p: sum(added_ms(c, self.scenario, p, launch_s) for c in self.corrections) for p in PHASES[:4]}
         times: dict[str, Array] = {"decode": cycle.decode_s * 1e3 + more["decode"]}
         for phase, cost in (("draft", cycle.draft), ("verify", cycle.verify), ("extend", cycle.extend)):
@@ -183,7 +183,7 @@ def cases_of(
     for record in track(records, "records"):
         if engine is not None and record.engine and record.engine.name != engine:
             continue
-        points, first = [], None
+        alike: dict[Any, tuple[Scenario, list[Point]]] = {}  # by the host's cores, which are part of the machine
         for point in record.points:
             if point.batch is None or not any(_seen(point, 0)):
                 continue
@@ -192,10 +192,9 @@ def cases_of(
             except InputError as error:
                 unpriced.setdefault((record.name, str(error)), []).append(point)
                 continue
-            points.append(point)
-            first = first or scenario
-        case = None if first is None else _case(record, first, points)
-        cases += [case] if case is not None and case.seen else []
+            slow = None if point.host_slowdown is None else point.host_slowdown.value
+            alike.setdefault(slow, (scenario, []))[1].append(point)
+        cases += [case for first, points in alike.values() if (case := _case(record, first, points)).seen]
     skipped = left_out(unpriced)
     if not cases and not skipped:
         mend = "give steady runs; runs under load and logs without a batch have none"
@@ -344,7 +343,7 @@ def fit(cases: Sequence[Case], terms: Sequence[str] | None = None) -> Fit:
         noise=solution.noise,
         spread=solution.spread,
         records=tuple(dict.fromkeys(case.record for case in cases)),
-        points=len({(case.record, s.place) for case in cases for s in case.seen}),
+        points=sum(len({s.place for s in case.seen}) for case in cases),
         values=values,
         before=summary(cases, start),
         after=summary(cases, values),

@@ -36,6 +36,12 @@ def needed(term: str, runs: Sequence[Run]) -> str:
     return f"more records, or steadier ones, of this kind: {words}" if among(runs) else words
 
 
+def _watched(run: Run) -> float:
+    """How slow the server's cores were seen to be while the run was made; 1 where nobody looked."""
+    host = run.scenario.profile.host
+    return host.slowdown() if host is not None and host.slow_share == 1 else 1.0
+
+
 def _one(test: Callable[[Run], bool]) -> Callable[[Sequence[Run]], bool]:
     return lambda runs: any(test(run) for run in runs)
 
@@ -150,5 +156,9 @@ RUNS: dict[str, Shown] = {
     "eager_experts": Shown(
         "a run of a model with experts and one of a model without, both with --disable-cuda-graph",
         _eager_with_and_without_experts,
+    ),
+    "host_slowing": Shown(
+        "runs with --disable-cuda-graph that specsim validate made on the server's own machine, while its cores were slow",
+        _one(lambda r: r.eager and _watched(r) > 1.3),
     ),
 }

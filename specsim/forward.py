@@ -450,11 +450,11 @@ def cost(
             calling = (p.layers + 1) * lift(machine.launch["graph_s"], n)
         else:
             kernels = sum((part.kernels for part in priced.parts.values()), ZERO)
-            least = lift(machine.launch_s(target, "collective_s"), n)
+            least = lift(machine.launch_s(target, network.ranks, "collective_s"), n)
             calling = sum((count * np.maximum(eager, least) for count, eager in priced.sums), ZERO)
             called = sum(count for count, _ in priced.sums)
         gaps = kernels * lift(terms["eager_gap"], n)
-        launches = (kernels - called) * lift(machine.launch_s(target), n) + calling
+        launches = (kernels - called) * lift(machine.launch_s(target, network.ranks), n) + calling
         waits = np.maximum(launches - gpu - gaps - ahead, 0.0)
         # A bare launch, times what the engine makes of it.
         origin = _weakest(machine.launch_source, machine.terms_source)

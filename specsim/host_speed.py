@@ -22,6 +22,9 @@ from specsim.records import Quantity
 
 STEPS = 1000  # of the loop: a quarter of a millisecond, in which a core seldom changes its speed
 SLOW = 1.5  # times the fastest from which a look found a core slow: clocks differ by less, a shared core by more
+SLOW_SHARE = (
+    0.1  # of looks at a host's cores from which slow ones are told: one core of many may be busy with interrupts
+)
 AWAKE_S = 0.015  # in which a core's clock rises from that of an idle one
 BUSY = 0.25  # of a second's CPU time from which a thread is busy: an engine's main loop takes all of it, its front end little
 BLOCKS = 5  # of looks, whose means tell how certain the mean of all is: looks beside one another are alike

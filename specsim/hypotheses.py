@@ -114,7 +114,12 @@ def launched(m: Machine, severity: Severity) -> Machine:
     """The machine with the launch costs of a severity."""
     waiting = {k: m.terms[k] * severity["waiting"] for k in ("decode_cpu", "cycle_cpu", "sequence_cpu", "rank_cpu")}
     launch = {**m.launch, "kernel_s": severity["kernel"], "collective_s": severity["collective"]}
-    return m.under({**m.terms, **waiting, "eager_factor": np.ones(()), "eager_experts": np.ones(())}, launch)
+    whole = {
+        "eager_factor": np.ones(()),
+        "eager_experts": np.ones(()),
+        "host_slowing": np.zeros(()),
+    }  # the severity holds them
+    return m.under({**m.terms, **waiting, **whole}, launch)
 
 
 def _eager(*phases: str) -> Apply:
@@ -388,6 +393,7 @@ def take(m: Machine, chosen: NDArray[np.intp]) -> Machine:
         },
         curves={k: replace(c, factor=of(c.factor)) for k, c in m.curves.items()},
         launch={k: of(v) for k, v in m.launch.items()},
+        host_drawn=of(m.host_drawn),
         terms={k: of(v) for k, v in m.terms.items()},
         experts_overlap=of(m.experts_overlap),
     )

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from specsim.engines import Engine
 from specsim.models import Model
 from specsim.ops import PROCESSORS, Curve, Operator, Own, Rate, in_stages, operator_seconds
-from specsim.profiles import AllReduceCurve, Group, OperatorRate, Profile
+from specsim.profiles import AllReduceCurve, Group, Host, OperatorRate, Profile
 from specsim.routing import Routing
 
 Array = NDArray[np.float64]
@@ -31,6 +31,7 @@ Value = TypeVar("Value")
 PASSES = 16  # whose prices a machine keeps: a scenario has 4
 SHARED_VARIANCE = 0.5  # of a group, common to all groups of its source
 ZERO: Array = np.zeros(())[()]  # a number costs a tenth of an array of none dimensions, and broadcasts as well
+ONE: Array = np.ones(())[()]
 
 # What stands in for a class that a profile has not measured, in order of preference.
 STAND_INS: dict[str, tuple[str, ...]] = {
@@ -43,6 +44,7 @@ STAND_INS: dict[str, tuple[str, ...]] = {
 # How far a stand-in is from the class it stands in for: root mean square of ln(class / its stand-in) over the measured and
 # published classes of the shipped profiles, for the fixed time and the bandwidth (tests/test_stand_ins.py works it out).
 STAND_IN_FIXED, STAND_IN_BANDWIDTH = 0.6, 0.28
+HOST = 2  # the stream of random numbers that host speeds are drawn from
 # How far a published class is from what `specsim calibrate` finds on such a box: the same, over the shipped profiles of one GPU
 # that has both. A table's own residuals, which a published class states, know nothing of it.
 PUBLISHED_FIXED, PUBLISHED_BANDWIDTH = 0.3, 0.066
@@ -78,13 +80,15 @@ class Machine:
 
     rates: Mapping[str, Rate]
     curves: Mapping[tuple[str, int, str], Curve]  # by (implementation, ranks, mode)
-    launch: Mapping[str, Array]  # kernel_s, collective_s, graph_s, graph_node_s
+    launch: Mapping[str, Array]  # kernel_s, collective_s, graph_s, graph_node_s, on cores of its own
     launch_source: str
     terms: Mapping[str, Array]  # the engine's, in seconds where they are times (specsim/data/*.yaml defines them)
     terms_source: str
     experts_overlap: Array
     bf16_flops_per_s: Array  # of a large product, without pause
     processors: int = PROCESSORS
+    host: Host | None = None
+    host_drawn: Array = ONE  # times what slow cores add on average
     samples: int = 0
     seed: int = 0
 
@@ -127,13 +131,26 @@ class Machine:
         vars(other).update(passes=self.passes, routing=self.routing)
         return other
 
-    def launch_s(self, target: Model | None, what: str = "kernel_s") -> Array:
+    def launch_s(self, target: Model | None, ranks: int = 1, what: str = "kernel_s") -> Array:
         """Seconds that the engine's code takes to launch a kernel (or a collective) outside graphs: a bare launch from Python, times
         what the engine makes of it. Where the server's target has experts, the code is too varied to stay in the host's caches, which
         slows all of it."""
         terms = self.terms
         several = terms["eager_experts"] if target is not None and target.experts is not None else 1.0
-        return np.asarray(self.launch[what] * terms["eager_factor"] * several)
+        return np.asarray(self.launch[what] * terms["eager_factor"] * several * self.slowing(ranks))
+
+    def host_s(self, term: str, ranks: int = 1) -> Array:
+        """Seconds that a term of the engine takes which is the host's work."""
+        return np.asarray(self.terms[term] * self.slowing(ranks))
+
+    def slowing(self, ranks: int = 1) -> Array:
+        """How many times as long as on cores of its own the host takes: 1 + host_slowing x what a fixed loop takes longer there,
+        on average (`profiles.Host.slowdown`): an engine's code waits for memory and the driver too."""
+        if self.host is None:
+            return ONE
+        most = self.host.slow_ratio - 1 if self.host.slow_share < 1 else np.inf
+        longer = np.minimum((self.host.slowdown(ranks) - 1) * self.host_drawn, most)
+        return np.asarray(1 + self.terms["host_slowing"] * longer)
 
     @property
     def read(self) -> frozenset[Any]:
@@ -370,9 +387,19 @@ def build(profile: Profile, engine: Engine, *, samples: int = 0, seed: int = 0) 
         samples=samples,
         seed=seed,
         bf16_flops_per_s=positive(profile.gpu.bf16_tflops * 1e12, profile.gpu),
+        host=profile.host,
+        host_drawn=_host_drawn(profile.host, samples, seed),
         processors=profile.gpu.processors or PROCESSORS,
         experts_overlap=np.concatenate([[0.0], np.abs(rng.normal(0.0, 0.12, samples))]) if samples else ZERO,
     )
+
+
+def _host_drawn(host: Host | None, samples: int, seed: int) -> Array:
+    """From a stream of its own: profiles that differ in the host's cores alone draw all else alike."""
+    if host is None or not samples:
+        return ONE
+    drawn = np.random.default_rng((seed, HOST)).standard_normal(samples)
+    return np.concatenate([[1.0], np.maximum(1 + host.relative_uncertainty * drawn, 0.0)])
 
 
 def _curve(curve: AllReduceCurve, factor: Array) -> Curve:

@@ -228,11 +228,14 @@ def _which(severity: Severity, variants: int) -> Index:
 
 def _time(s: Scenario, m: Machine, probe: Probe) -> Array:
     if probe.kind == "decode":
-        terms, decode = m.terms, target_pass(replace(s, method="none"), m, np.ones(()), "decode")
+        decode, gap = (
+            target_pass(replace(s, method="none"), m, np.ones(()), "decode"),
+            m.host_s("decode_host", s.parallel.tp),
+        )
         if probe.eager:
-            host = terms["decode_cpu"] + terms["sequence_cpu"] * s.batch
-            return np.asarray(decode.total + np.maximum(terms["decode_host"], host))
-        return np.asarray(decode.total + terms["decode_host"])
+            host = m.host_s("decode_cpu", s.parallel.tp) + m.host_s("sequence_cpu", s.parallel.tp) * s.batch
+            return np.asarray(decode.total + np.maximum(gap, host))
+        return np.asarray(decode.total + gap)
     if probe.kind in ("cycle", "rate"):
         return evaluate(s, m).cycle_s
     verify = target_pass(s, m, s.draft_tokens, "verify")

@@ -42,6 +42,11 @@ def page(profile: Profile) -> Page:
     ]
     yield Line()
     yield grid(("host and engine", ">us", ">+-", "source"), terms)
+    if (host := profile.host) is not None:
+        slow = f"{host.slow_share:.0%} of the time {host.slow_ratio:g} times as slow, {host.slowdown():.2f} on average"
+        yield Line(
+            f"cores of the host: {slow} (+- {host.relative_uncertainty:.0%} of what is beyond 1, {references.mark(host)})"
+        )
     yield Line()
     yield from (Line(line, "faint") for line in references.lines())
     yield from (Line(f"caveat: {caveat}", "warning") for caveat in profile.caveats)

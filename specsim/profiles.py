@@ -129,6 +129,20 @@ class Launch(Group):
     graph_node_us: NonNegative
 
 
+class Host(Group):
+    """How fast the cores are that an engine's busy threads run on. `slow_share`: of the time in which a core is slow, because
+    somebody uses its other half; `slow_ratio`: how many times as long a fixed loop of Python takes meanwhile
+    (specsim.host_speed). A pass waits for the slowest of its ranks, which is slow for 1 - (1 - slow_share) ** ranks of the
+    time. `relative_uncertainty` is of what the loop takes longer on average."""
+
+    slow_share: Annotated[float, Field(ge=0, le=1)]
+    slow_ratio: Annotated[float, Field(ge=1, le=100)]
+
+    def slowdown(self, ranks: int = 1) -> float:
+        """How many times as long as on a core of its own the loop takes for the slowest of the ranks, on average."""
+        return 1 + (1 - (1 - self.slow_share) ** ranks) * (self.slow_ratio - 1)
+
+
 class EngineTerms(Group):
     """What one engine adds on this box, fitted from whole passes: the few terms that no operator measurement shows.
 
@@ -158,6 +172,7 @@ class EngineTerms(Group):
     ngram_verify_us: NonNegative | None = None
     eager_factor: Positive | None = None
     eager_experts: Positive | None = None
+    host_slowing: NonNegative | None = None
 
     @model_validator(mode="after")
     def _known(self) -> EngineTerms:
@@ -192,6 +207,7 @@ class Profile(Shown, Strict):
     operators: dict[str, OperatorRate]
     allreduce: list[AllReduceCurve] = []
     launch: Launch
+    host: Host | None = None  # None: cores of its own
     engines: dict[str, EngineTerms] = {}
     caveats: list[str] = []  # shown by predict as warnings about this profile
     cpu: bool = False  # made without a GPU: only to try the program

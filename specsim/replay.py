@@ -20,16 +20,18 @@ from specsim.errors import InputError
 from specsim.files import path_of, read_json
 from specsim.pages import Shown
 from specsim.prediction import machine_of, predict
-from specsim.profiles import Profile, load_profile
+from specsim.profiles import Host, Profile, load_profile
+from specsim.profiles import Source as Origin
 from specsim.progress import track
 from specsim.provenance import Source, sources_of_all
 from specsim.quantities import six
-from specsim.records import Correction, LoadRun, Point, Record, first_trouble
+from specsim.records import Correction, LoadRun, Point, Quantity, Record, first_trouble
 from specsim.routing import COLLAPSED
 from specsim.scenarios import Scenario, of_record
 
 SCHEMA = "specsim.validation/1"
 RECORD = "specsim.record/1"
+HALF_INTERVAL = 1.2816  # standard deviations in half of an 80 % interval
 STEPS = ("decode", "draft", "verify", "extend", "host", "cycle", "tokens_per_s", "break_even")  # at a fixed batch
 PHASES = (*STEPS, *load_replay.PHASES)  # the latter under load
 JUDGED = (
@@ -203,7 +205,7 @@ def predict_point(record: Record, point: Point, hardware: str | Profile | None) 
     """
     scenario = scenario_of(record, point, hardware)
     p = predict(scenario)
-    launch_s = machine_of(scenario).launch_s(scenario.model)
+    launch_s = machine_of(scenario).launch_s(scenario.model, scenario.parallel.tp)
     added = {
         phase: sum(float(added_ms(c, scenario, phase, launch_s)) for c in record.corrections)
         for phase in ("decode", "draft", "verify", "extend")
@@ -234,11 +236,27 @@ def predict_point(record: Record, point: Point, hardware: str | Profile | None) 
 
 
 def scenario_of(record: Record, point: Point, hardware: str | Profile | None) -> Scenario:
-    """The scenario of a recorded point, with the routing that the run had. Raises InputError when the record lacks it."""
+    """The scenario of a recorded point, with the routing that the run had, on cores as slow as they were then. Raises InputError
+    when the record lacks it."""
     scenario = of_record(record, point, hardware)
+    if point.host_slowdown is not None:
+        scenario = replace(
+            scenario, profile=scenario.profile.model_copy(update={"host": _host(record, point.host_slowdown)})
+        )
     if record.environment.get("routing") == "collapsed":
         scenario = replace(scenario, routing=COLLAPSED)
     return scenario
+
+
+def _host(record: Record, seen: Quantity) -> Host:
+    """The cores of the host while a point was measured. `seen` is of the slowest of the ranks already."""
+    longer = max(seen.value - 1, 0.0)
+    half = longer if seen.high is None else seen.high - seen.value
+    relative = min(half / HALF_INTERVAL / longer, 3.0) if longer else 0.0
+    source = Origin(
+        kind="measured", reference=f"the cores of the server's busy threads during {record.name}", date=record.date[:10]
+    )
+    return Host(slow_share=1.0, slow_ratio=1 + longer, relative_uncertainty=relative, source=source)
 
 
 def added_ms(correction: Correction, scenario: Scenario, phase: str, launch_s: ArrayLike) -> NDArray[np.float64]:
@@ -311,8 +329,10 @@ def load_pairs(
     """A load run beside the simulator (`compiled`, see `specsim.simulation.simulate`). Raises InputError when it cannot be simulated."""
     middle = run.input_tokens + run.output_tokens // 2
     length = run.results.get("accept_length")
-    scenario = scenario_of(record, Point(batch=1, context=middle, tokens_per_cycle=length), hardware)
-    launch_s = machine_of(scenario).launch_s(scenario.model)
+    scenario = scenario_of(
+        record, Point(batch=1, context=middle, tokens_per_cycle=length, host_slowdown=run.host_slowdown), hardware
+    )
+    launch_s = machine_of(scenario).launch_s(scenario.model, scenario.parallel.tp)
     said = load_replay.replay_load(
         run,
         scenario,

@@ -309,7 +309,7 @@ def prefill_seconds(s: Scenario, machine: Machine, tokens: Array, reach: Array, 
     """
     tokens, reach = np.broadcast_arrays(np.asarray(tokens, dtype=float), np.asarray(reach, dtype=float))
     machine = machine.sustained()
-    host: Array = lift(machine.terms["prefill_host"], tokens.ndim)
+    host: Array = lift(machine.host_s("prefill_host", s.parallel.tp), tokens.ndim)
     rows = s.engine.padded_prefill(tokens, prefill_graphs(s), on_average=on_average)
     padded = rows > 0
 
@@ -346,7 +346,7 @@ def prefill_seconds(s: Scenario, machine: Machine, tokens: Array, reach: Array, 
 def lead_seconds(s: Scenario, machine: Machine, tokens: Array) -> Array:
     """Host time before the graphs of prefills of so many tokens, which is hidden while a step runs; 0 where they are eager, which
     `prefill_seconds` counts it in."""
-    host = float(machine.terms["prefill_host"].reshape(-1)[0])
+    host = float(machine.host_s("prefill_host", s.parallel.tp).reshape(-1)[0])
     return np.where(s.engine.padded_prefill(tokens, prefill_graphs(s)) > 0, host, 0.0)
 
 

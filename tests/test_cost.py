@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders import dense, eagle, moe, profile, quiet, rate, scenario
+from builders import SOURCE, dense, eagle, moe, profile, quiet, rate, scenario
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -33,7 +33,7 @@ from specsim.machine import build as build_machine
 from specsim.models import Attention, Experts, Projection
 from specsim.names import PHASES
 from specsim.ops import CacheParts, DistinctExperts, Load, Operator, RowsAbove, gemm, merge
-from specsim.profiles import OperatorRate
+from specsim.profiles import Host, OperatorRate
 from specsim.quantities import Quantity, decimals, landmarks
 
 QUIET = replace(quiet(), kernels={})
@@ -230,6 +230,32 @@ def test_an_eager_pass_waits_for_the_host() -> None:
     assert c.seconds["allreduce"] == pytest.approx(sum(n * float(curves["graph"](np.asarray(b))) for n, b in sums))
     assert sum(n for n, _ in sums) == 10
     assert c.total == pytest.approx((float(p.kernels(load())) - 10) * 3e-3 + called)
+
+
+def test_a_host_on_slow_cores() -> None:
+    """Cores that are half of the time 3 times as slow: a loop takes 2 times as long for one rank, 1 + 0.75 x 2 = 2.5 for the slower of
+    two, 3 for the slowest of many; what an engine that is slowed half as much as the loop launches 1.5, 1.75, and at most 2 times."""
+    host = Host(slow_share=0.5, slow_ratio=3.0, source=SOURCE, relative_uncertainty=0.2)
+    assert [host.slowdown(n) for n in (1, 2)] == [2.0, 2.5]
+    assert host.slowdown(64) == pytest.approx(3.0)
+    own = profile(launch=profile().launch.model_copy(update={"kernel_us": 1000.0}))
+    machines = [build_machine(p, QUIET) for p in (own, own.model_copy(update={"host": host}))]
+    terms = {"host_slowing": np.asarray(0.5), "decode_host": np.asarray(1e-3), "cycle_host": np.asarray(2e-3)}
+    fast, slow = (replace(m, terms={**m.terms, **terms}) for m in machines)
+    for tp, times in ((1, 1.5), (2, 1.75)):
+        eager = scenario(dense(4), eagle(dense(4)), engine=QUIET, tp=tp, eager=frozenset(PHASES))
+        before, after = (evaluate(eager, m) for m in (fast, slow))
+        assert after.decode_host == pytest.approx(before.decode_host * times)
+        assert after.cycle_host == pytest.approx(before.cycle_host * times)
+        if tp == 1:
+            assert after.verify.total == pytest.approx(before.verify.total * times, rel=1e-3)
+        graphs = scenario(dense(4), eagle(dense(4)), engine=QUIET, tp=tp)
+        assert evaluate(graphs, slow).verify.total == evaluate(graphs, fast).verify.total
+    sampled = build_machine(own.model_copy(update={"host": host}), QUIET, samples=500)
+    sampled = replace(sampled, terms={**sampled.terms, "host_slowing": np.asarray(1.0)})
+    drawn = sampled.slowing(2)[1:]
+    assert drawn.max() <= 3.0
+    assert np.std(drawn) == pytest.approx(1.5 * 0.2, rel=0.3)
 
 
 def test_launches_take_longer_beside_the_code_of_experts() -> None:

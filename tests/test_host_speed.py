@@ -12,7 +12,7 @@ import pytest
 from fake_server import FakeServer
 from specsim.calibration import health
 
-from specsim import host_speed
+from specsim import calibrate, host_speed
 from specsim.live import Client, identify
 from specsim.measure import Plan, measure
 from specsim.records import Quantity
@@ -147,3 +147,20 @@ def test_who_listens_at_a_server_s_port_is_found_and_no_other():
         finally:
             process.kill()
     assert listeners(Client(f"http://127.0.0.1:{port}")) == set()
+
+
+def test_a_calibration_keeps_how_slow_the_cores_are() -> None:
+    """Half of the looks found a core 2.5 times as slow; a host with cores of its own, or at which nobody looked, has no group."""
+    made = calibrate.build(
+        "box",
+        [],
+        {"gpu": "Test GPU"},
+        ranks=1,
+        cpu=True,
+        health={"cores_us": {"0": [0.2, 0.5] * 8, "1": [0.5, 0.2] * 8}},
+    )
+    host = made.profile.host
+    assert host is not None
+    assert (host.slow_share, host.slow_ratio, host.source.kind) == (0.5, 2.5, "measured")
+    for looked in ({"cores_us": {"0": [0.2, 0.21, 0.22] * 8}}, {"cores_us": {}}, None):
+        assert calibrate.build("box", [], {"gpu": "Test GPU"}, ranks=1, cpu=True, health=looked).profile.host is None
