@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from specsim.records import Quantity
 
@@ -108,6 +109,12 @@ class Watch:
         if self._thread.is_alive():
             self._thread.join(5)
 
+    def note(self, environment: dict[str, Any]) -> None:
+        """Keep in a record's environment how long a step of the loop takes on this host's fastest core, once that was seen: hosts
+        differ in it, and a point's own figure is relative to it."""
+        if self._all:
+            environment["host_loop_us"] = round(fastest(self._all), 4)
+
     def since(self, begin: float) -> Quantity | None:
         """How many times as long as on the fastest core the loop took where the server ran, on average since `begin`
         (monotonic seconds), with the 80 % interval of that mean; None for fewer than two looks."""
@@ -116,7 +123,7 @@ class Watch:
             return None
         best = fastest(self._all)
         mean, half = statistics.fmean(looks) / best, _half(looks) / best
-        how = f"a fixed loop's time on the cores of the server's busy threads, over the fastest on this host ({best:.3f} us a step)"
+        how = "a fixed loop's time on the cores of the server's busy threads, over the fastest on this host"
         return Quantity(
             value=round(mean, 3), low=round(mean - half, 3), high=round(mean + half, 3), n=len(looks), how=how
         )

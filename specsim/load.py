@@ -137,6 +137,8 @@ def measure_loads(
             troubles.append(str(error))
         if run.requests["request"]:
             record.loads.append(run)
+            if host is not None:
+                host.note(record.environment)
             say(f"  {line(run)}")
         record.caveats += [f"rate {rate:g}: {trouble}" for trouble in troubles]
         save()

@@ -31,6 +31,7 @@ from specsim.scenarios import Scenario, of_record
 
 SCHEMA = "specsim.validation/1"
 RECORD = "specsim.record/1"
+OWN_CORE_US = 0.2  # a step of the loop on a core of its own, of the hosts that launches were calibrated on
 HALF_INTERVAL = 1.2816  # standard deviations in half of an 80 % interval
 STEPS = ("decode", "draft", "verify", "extend", "host", "cycle", "tokens_per_s", "break_even")  # at a fixed batch
 PHASES = (*STEPS, *load_replay.PHASES)  # the latter under load
@@ -250,8 +251,10 @@ def scenario_of(record: Record, point: Point, hardware: str | Profile | None) ->
 
 def _host(record: Record, seen: Quantity) -> Host:
     """The cores of the host while a point was measured. `seen` is of the slowest of the ranks already."""
-    longer = max(seen.value - 1, 0.0)
-    half = longer if seen.high is None else seen.high - seen.value
+    loop_us = record.environment.get("host_loop_us")
+    pace = loop_us / OWN_CORE_US if isinstance(loop_us, (int, float)) and loop_us > 0 else 1.0
+    longer = max(seen.value * pace - 1, 0.0)
+    half = longer if seen.high is None else (seen.high - seen.value) * pace
     relative = min(half / HALF_INTERVAL / longer, 3.0) if longer else 0.0
     source = Origin(
         kind="measured", reference=f"the cores of the server's busy threads during {record.name}", date=record.date[:10]

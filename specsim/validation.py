@@ -203,6 +203,8 @@ def measure_all(
             recorder.record.points.append(
                 measure(client, served, batch, context, plan, log, lambda text: say(f"  {text}"), host)
             )
+            if host is not None:
+                host.note(recorder.record.environment)
         except (PointError, BrokenError) as error:  # whether the server is gone is asked below
             failed += 1
             say(f"  batch {batch} context {context}: {error}")

@@ -105,12 +105,18 @@ def test_a_watch_follows_the_busy_thread_of_a_process():
     assert seen.high is not None
     assert seen.low <= seen.value <= seen.high
     assert watch.since(time.monotonic()) is None
+    environment: dict[str, float] = {}
+    watch.note(environment)
+    assert 0.01 < environment["host_loop_us"] < 5
 
 
 def test_a_watch_of_processes_that_are_gone_sees_nothing():
     with host_speed.Watch(lambda: {2**22 + 1}) as watch:
         time.sleep(0.3)
         assert watch.since(0.0) is None
+    unseen: dict[str, float] = {}
+    host_speed.Watch(set).note(unseen)
+    assert unseen == {}
 
 
 class Slow:

@@ -100,6 +100,9 @@ def test_a_point_is_predicted_on_cores_as_slow_as_they_were() -> None:
 
     def step(name: str, slowdown: Quantity | None) -> tuple[float, float, float]:
         (read,), _ = load(ROOT / "validation" / f"{name}.json")
+        read = read.model_copy(
+            update={"environment": {k: v for k, v in read.environment.items() if k != "host_loop_us"}}
+        )
         return predict_point(read, read.points[0].model_copy(update={"host_slowdown": slowdown}), None)["decode"]
 
     own, twice = (Quantity(value=v, low=v, high=v) for v in (1.0, 2.0))
@@ -107,6 +110,11 @@ def test_a_point_is_predicted_on_cores_as_slow_as_they_were() -> None:
     for name in ("llama8b-base-eager", "qwen3-30b-a3b-tp2-base-eager"):
         assert step(name, twice)[0] == pytest.approx(step(name, own)[0] * (1 + slowing), rel=1e-3)
     assert step("llama8b-base", twice)[0] == pytest.approx(step("llama8b-base", own)[0], rel=0.01)
+    # A host whose best core takes twice as long as those of the hosts that launches were calibrated on is twice as slow throughout.
+    (read,), _ = load(ROOT / "validation" / "llama8b-base-eager.json")
+    other = read.model_copy(update={"environment": {**read.environment, "host_loop_us": 2 * replay.OWN_CORE_US}})
+    seen = other.points[0].model_copy(update={"host_slowdown": own})
+    assert predict_point(other, seen, None)["decode"] == step("llama8b-base-eager", twice)
     # A look that is less certain makes a wider interval; cores that nobody looked at, one wider still.
     wide = step("llama8b-base-eager", Quantity(value=2.0, low=1.4, high=2.6))
     narrow = step("llama8b-base-eager", twice)
