@@ -51,7 +51,7 @@ WRONG = {
     "predikt": "did you mean 'predict'",
     "hardware lst": "did you mean 'list'",
     "models shw": "did you mean 'show'",
-    "hardware": "one of diff, import, list, show",
+    "--no-config": "no command; one of predict, calibrate,",
     "predict --bach 3": "no option '--bach'; did you mean",
     "predict --batch": "requires an argument",
     "predict --batch x": "'x' is not a whole number; for example 4",
@@ -257,6 +257,36 @@ def _leaves(command: click.Command) -> Iterator[click.Command]:
 def test_every_answer_comes_as_json_too(name: str) -> None:
     found = import_module(f"specsim.commands.{name}").command
     assert all("--json" in [flag for param in leaf.params for flag in param.opts] for leaf in _leaves(found))
+
+
+@pytest.mark.parametrize(
+    ("line", "same"),
+    [
+        ("hardware --json", "hardware list --json"),
+        ("models --json", "models list --json"),
+        ("hardware", "hardware list"),
+        ("hardware --json show 1x-h200", "hardware show 1x-h200 --json"),
+        ("--json models show Qwen3-8B", "models show Qwen3-8B --json"),
+        ("--no-config --json hardware", "hardware list --json"),
+    ],
+)
+def test_json_may_stand_before_a_command_and_a_group_alone_lists(
+    line: str, same: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = []
+    for one in (line, same):
+        with pytest.raises(SystemExit) as ended:
+            main(one.split())
+        said.append((ended.value.code, capsys.readouterr().out))
+    assert said[0] == said[1]
+    assert said[0][0] == 0
+    assert len(said[0][1]) > 1000
+
+
+def test_every_group_says_in_its_help_that_it_gives_json() -> None:
+    groups = [command for command in TREE.values() if isinstance(command, click.Group)]
+    assert len(groups) > 2
+    assert all("--json" in command.get_help(click.Context(command)) for command in groups)
 
 
 def test_a_report_says_as_json_which_file_it_wrote(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

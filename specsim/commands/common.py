@@ -23,7 +23,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 ELSEWHERE = ("--plot", "--jobs", "--cluster")  # options that change nothing in a document
 REDRAWN_S, SAID_S = 0.1, 5.0  # how often progress is shown on a terminal, and elsewhere
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on standard output.")
+ASKED_JSON = f"{__name__}.json"
+JSON_HELP = "Print one JSON document on standard output."
+json_option = click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 
 
 class Share(click.types.FloatParamType):
@@ -103,7 +105,8 @@ class Context(click.Context):
 
 
 class Group(click.Group):
-    """A group whose unknown commands are answered with the nearest known one, and none with those there are."""
+    """A group whose unknown commands are answered with the nearest known one, and none with those there are, or by the `usual` one.
+    --json before a command is that command's."""
 
     context_class = Context
 
@@ -113,8 +116,17 @@ class Group(click.Group):
             command.context_class = Context
         return command
 
-    def __init__(self, *args: Any, **settings: Any) -> None:
+    def __init__(self, *args: Any, usual: str | None = None, **settings: Any) -> None:
         super().__init__(*args, **{"no_args_is_help": False, **settings})
+        self.usual = usual
+        self.params.append(
+            click.Option(["--json"], is_flag=True, expose_value=False, callback=_ask_json, help=JSON_HELP)
+        )
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if self.usual and not ctx.resilient_parsing and all(word.startswith("-") for word in args):
+            args = [*args, self.usual]
+        return super().parse_args(ctx, args)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -124,7 +136,14 @@ class Group(click.Group):
             from specsim.errors import InputError, did_you_mean
 
             raise InputError(f"no command {args[0]!r}", where=ctx.command_path, mend=did_you_mean(args[0], known))
-        return super().resolve_command(ctx, args)
+        name, command, rest = super().resolve_command(ctx, args)
+        asked = ctx.meta.get(ASKED_JSON) and not isinstance(command, click.Group)
+        return name, command, ["--json", *rest] if asked else rest
+
+
+def _ask_json(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value:
+        ctx.meta[ASKED_JSON] = True  # also of the contexts below
 
 
 def usage(error: click.ClickException) -> str:

@@ -31,9 +31,9 @@ NOTES = 20  # of an import, printed at most
 TABLES = "aiconfigurator:"  # prefix of a system whose tables are imported
 
 
-@click.group(cls=Group)
+@click.group(cls=Group, usual="list")
 def command() -> None:
-    """List, show, compare and import hardware profiles.
+    """List, show, compare and import hardware profiles; alone it lists.
 
     \b
     Examples:

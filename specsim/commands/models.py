@@ -11,9 +11,9 @@ from specsim.model_text import count, describe, page, size
 from specsim.pages import Grid, Line, grid
 
 
-@click.group("models", cls=Group)
+@click.group("models", cls=Group, usual="list")
 def command() -> None:
-    """List and show models as specsim reads them.
+    """List and show models as specsim reads them; alone it lists.
 
     \b
     Example:  specsim models list
