@@ -22,7 +22,7 @@ import specsim.kernels as kernels
 import specsim.replay as replay
 from specsim.configs import model_from_config
 from specsim.errors import InputError, WorkError
-from specsim.files import write_atomically
+from specsim.files import opening, write_atomically
 from specsim.forward import Parallel
 from specsim.host_speed import Watch
 from specsim.launch import read_launch
@@ -316,8 +316,8 @@ def _blind(served: Served) -> tuple[str, str]:
 
 
 def _tail(log: Path) -> LogTail:
-    if not log.is_file():
-        raise InputError("no such log", where=f"--server-log {log}", mend="check the path, or leave it out")
+    with opening(log, "log", where="--server-log"):
+        log.stat()
     return LogTail(log)
 
 

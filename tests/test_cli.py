@@ -21,7 +21,7 @@ from test_diagnose import log
 from test_importers import HEAD, ROWS
 
 from specsim.cli import COMMANDS, group, main
-from specsim.commands.common import usage
+from specsim.commands.common import InFile, usage
 
 ROOT = Path(__file__).resolve().parent.parent
 VALIDATION = ROOT / "validation"
@@ -177,6 +177,83 @@ def test_a_wrong_line_is_answered_with_one_line_and_its_mend(
     assert err.count("\n") == 1
     assert WRONG[line] in err
     assert not list(tmp_path.iterdir()), "nothing is left behind"
+
+
+# Every option that reads files or writes a folder, on a line that has all else it needs.
+READS = [
+    "plan --rate 2 --method none --trace",
+    "simulate --method none --trace",
+    "simulate --rate 2 --policy",
+    "report -o x.html --from",
+    "validate --scenarios",
+    "validate --url http://127.0.0.1:9 --server-log",
+    "calibrate --refit",
+]
+READS_FOLDERS_TOO = [
+    "validate --records",
+    "validate --launch --model",
+    "validate --launch --model config.json --method eagle3 --num-steps 3 --draft",
+    "fit --records",
+]
+READS_NAMES_TOO = [
+    "predict --routing", "predict --hardware", "hardware show", "hardware import nccl.txt --into",
+    "hardware import --into 8x-h100 -o x.yaml", "observe", "diagnose",
+]  # fmt: skip
+WRITES_FOLDERS = ["validate --url http://127.0.0.1:9 --output", "calibrate --cpu --out", "observe nccl.txt --output"]
+
+
+def _asked(line: str, capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as stop:
+        main(shlex.split(line))
+    out, err = capsys.readouterr()
+    assert (stop.value.code, out) == (2, ""), err
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert "Errno" not in err
+    return err
+
+
+def test_the_lines_name_every_option_that_reads_files_or_writes_a_folder() -> None:
+    lines = [*READS, *READS_FOLDERS_TOO, *READS_NAMES_TOO, *WRITES_FOLDERS]
+    named = {f"specsim {line.split()[0]} {line.split()[-1]}" for line in lines}
+    typed = {
+        f"{path} {param.opts[-1]}"
+        for path, command in TREE.items()
+        for param in command.params
+        if isinstance(param.type, InFile)
+    }
+    assert typed <= named
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("folder").mkdir()
+    Path("nccl.txt").write_text("".join([HEAD, *ROWS]))
+    shutil.copy(ROOT / "specsim" / "presets" / "Qwen3-8B.json", "config.json")
+
+
+@pytest.mark.parametrize("line", [*READS, *READS_NAMES_TOO])
+def test_a_folder_for_a_file_is_told_as_any_other_error(
+    line: str, files: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert re.search(r"folder: is a folder(, not a [a-z ]+; give a file|; give the files in it)\n$", _asked(f"{line} ./folder", capsys))  # fmt: skip
+
+
+@pytest.mark.parametrize("line", [*READS, *READS_FOLDERS_TOO])
+def test_a_file_that_is_not_there_and_an_empty_name_are_told(
+    line: str, files: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert re.search(r"nowhere.x: (no such [a-z. ]+; check the path|does not exist; give)", _asked(f"{line} nowhere.x", capsys))  # fmt: skip
+    assert f"{line.split()[-1]}: is empty; give a path, or leave it out" in _asked(f"{line} ''", capsys)
+
+
+@pytest.mark.parametrize("line", WRITES_FOLDERS)
+def test_a_file_for_a_folder_to_write_is_told_before_any_work(
+    line: str, files: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for given in ("nccl.txt", "nccl.txt/below"):
+        assert f"{line.split()[-1]}: 'nccl.txt' is a file; name a folder" in _asked(f"{line} {given}", capsys)
 
 
 def test_a_rate_may_be_a_percentage_wherever_one_is_taken(capsys: pytest.CaptureFixture[str]) -> None:

@@ -218,6 +218,26 @@ def on_the_line() -> list[click.Parameter]:
     return [p for p in context.command.params if context.get_parameter_source(p.name or "") is line]
 
 
+class InFile(click.Path):
+    """A file, or a folder of them, to read. Whoever reads it tells what is wrong with it."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        if not str(value):
+            self.fail("is empty; give a path, or leave it out", param, ctx)
+        return Path(value)
+
+
+class OutFolder(InFile):
+    """A folder to write into, which is made where it is not there."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        path = super().convert(value, param, ctx)
+        for part in (path, *path.parents):
+            if part.exists() and not part.is_dir():
+                self.fail(f"{str(part)!r} is a file; name a folder", param, ctx)
+        return path
+
+
 class OutFile(click.Path):
     """A file to write: that its folder is not there, that it is a folder, or that another option writes it too, is told before
     any work is done."""

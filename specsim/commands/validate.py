@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specsim.commands.common import (
+    InFile,
     Meter,
     Name,
     OneOf,
+    OutFolder,
     Percent,
     draw,
     json_option,
@@ -72,7 +74,7 @@ MODES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("server_log", "vllm_args"), ("url",)),
     **dict.fromkeys(("plot", "fail_over"), ("records",)),
 }
-PATH = click.Path(path_type=Path)
+PATH = InFile()
 
 
 @click.command()
@@ -86,7 +88,12 @@ PATH = click.Path(path_type=Path)
     help="Replay: predicted against observed for the records in this folder (or one file).",
 )
 @click.option(
-    "-o", "--output", type=PATH, default=Path("runs"), metavar="DIR", help="Folder for records and logs; default runs."
+    "-o",
+    "--output",
+    type=OutFolder(),
+    default=Path("runs"),
+    metavar="DIR",
+    help="Folder for records and logs; default runs.",
 )
 @click.option("--batch", type=COUNTS, help="Batch sizes; default 1,4,16,32.")
 @click.option("--context", type=COUNTS, help="Prompt lengths in tokens; default 1024.")
