@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -259,7 +259,7 @@ def build(
     if kind == "none" and (draft_tokens is not None or num_steps is not None or topk is not None):
         warnings.append("without speculation draft tokens, steps and topk have no meaning and are left out")
     if drafter is not None:
-        check_heads(drafter, parallel)
+        check_heads(drafter, parallel, profile.gpus)
         if drafter.vocab and drafter.vocab != target.vocab:
             warnings.append(f"{drafter.name} has {drafter.vocab} tokens, {target.name} {target.vocab}: they must share a tokenizer")  # fmt: skip
     target_warnings = [*target.warnings, *(drafter.warnings if drafter is not None and draft is not None else ())]
@@ -335,6 +335,37 @@ def build(
     )
 
 
+# What can be said of the value of an option without the others; each raises InputError.
+_ALONE: dict[str, Callable[[Any], object]] = {
+    "model": load_model,
+    "draft": load_model,
+    "hardware": load_profile,
+    "engine": load_engine,
+    "tp": lambda value: _positive("tp", value),
+    "ep": lambda value: _positive("ep", value),
+    "batch": lambda value: _positive("batch", value),
+    "context": lambda value: _positive("context", value, least=0),
+    "draft_tokens": lambda value: _positive("draft_tokens", value, least=2),
+    "num_steps": lambda value: _positive("num_steps", value),
+    "topk": lambda value: _positive("topk", value),
+    "accept_rate": Acceptance.constant,
+    "accept_per_position": Acceptance.per_position,
+    "accept_profile": Acceptance.from_profile,
+    "routing": parse,
+    "eager": lambda value: _check_phases(value),
+}
+
+
+def wrong_alone(values: Mapping[str, Any]) -> Iterator[InputError]:
+    """What is wrong with the values of options, by name, whatever the others say: `build` raises the first that it meets."""
+    for name, value in values.items():
+        if name in _ALONE and value not in (None, "", ()) and type(value).__module__ == "builtins":
+            try:
+                _ALONE[name](value)
+            except InputError as error:
+                yield error
+
+
 def too_long(model: Model, options: Mapping[str, Any], tokens: float, what: str) -> tuple[str, ...]:
     """A note where `what`, of so many tokens, is longer than the launch line allows, or else than the model was made for."""
     allowed = options.get("context_length")
@@ -391,7 +422,7 @@ def _parallel(
         )
     check_ranks(profile, ranks)
     parallel = Parallel(ranks, groups, dp)
-    check_heads(model, parallel)
+    check_heads(model, parallel, profile.gpus)
     return parallel
 
 
@@ -404,10 +435,10 @@ def check_ranks(profile: Profile, ranks: int) -> None:
         raise InputError(f"{profile.name} has no all-reduce curve, which tp {ranks} needs", where="--tp", mend=mend)
 
 
-def check_heads(model: Model, parallel: Parallel) -> None:
+def check_heads(model: Model, parallel: Parallel, gpus: int = 64) -> None:
     """Raise InputError where the ranks of one attention layer do not divide its heads, or neither divide its K/V heads
-    nor are divided by them."""
-    ranks = parallel.attention
+    nor are divided by them. gpus: up to how many ranks another number is offered."""
+    ranks, groups = parallel.attention, parallel.dp
     for layer, _ in model.layers:
         a = layer.attention
         if a is None or not a.heads:
@@ -415,8 +446,14 @@ def check_heads(model: Model, parallel: Parallel) -> None:
         kv = a.kv_heads if a.kind == "gqa" else 0
         if a.heads % ranks or (kv and kv % ranks and ranks % kv):
             what = f"{a.heads} attention heads" if a.heads % ranks else f"{kv} K/V heads"
-            fit = [n for n in range(1, 65) if a.heads % n == 0 and not (kv and kv % n and n % kv)]
-            raise InputError(f"tp {ranks} does not divide {what} of {model.name}", where="--tp", mend=f"one of {fit} would")  # fmt: skip
+            over = f" over {groups} attention groups" if groups > 1 else ""
+            fit = [
+                str(n * groups)
+                for n in range(1, gpus // groups + 1)
+                if a.heads % n == 0 and not (kv and kv % n and n % kv)
+            ]
+            mend = f"{'one of ' if len(fit) > 1 else ''}{', '.join(fit)} would"
+            raise InputError(f"tp {parallel.tp}{over} does not divide {what} of {model.name}", where="--tp", mend=mend)
 
 
 def default_tp(heads: Sequence[int], gpus: int) -> int:

@@ -85,7 +85,8 @@ WRONG = {
     "predict --eager decode,verify": "give one at a time: --eager decode --eager verify",
     "predict --routing unifrom": "did you mean 'uniform'",
     "predict --routing zipf:x": "for example zipf:0.8",
-    "predict --tp 3": "--tp: tp 3 does not divide 64 attention heads",
+    "predict --tp 3": "--tp: tp 3 does not divide 64 attention heads of Kimi-K2.5; one of 1, 2, 4, 8 would\n",
+    "predict --tp 6 --dp-attention 2": "--tp: tp 6 over 2 attention groups does not divide 64 attention heads of Kimi-K2.5; one of 2, 4, 8 would\n",
     "predict --tp 16": "tp up to 8, or another --hardware",
     "predict --dp-attention maybe": "neither a number nor 'on'",
     "predict --topk 4": "give --num-steps beside --topk",
@@ -254,6 +255,41 @@ def test_a_file_for_a_folder_to_write_is_told_before_any_work(
 ) -> None:
     for given in ("nccl.txt", "nccl.txt/below"):
         assert f"{line.split()[-1]}: 'nccl.txt' is a file; name a folder" in _asked(f"{line} {given}", capsys)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (
+            "predict --batch x --contxt 4 --accept-rate y --draft-tokens 3",
+            ["--batch: 'x' is not", "--accept-rate: 'y' is not", "predict: no option '--contxt'; did you mean '--cont"],
+        ),
+        (
+            "predict --tp 3 --batch 0 --accept-rate 60 --routing zipf",
+            ["--tp: tp 3 does", "--batch: 0 is", "--accept-rate: 60 is", "--routing: 'zipf' is neither"],
+        ),
+        (
+            "simulate --rate 2 --hardware 8x-h10 --model Kimi-K25 --method ngram --accept-rate 2",
+            ["no hardware profile '8x-h10'", "no model 'Kimi-K25'", "--accept-rate: 2 is"],
+        ),
+        ("validate --url x --batch 0,1 --rate z", ["--batch: '0,1' holds", "--rate: 'z' is not"]),
+        ("predict --batch x --plot nowhere/x.svg", ["--batch: 'x' is", "--plot: there is no folder 'nowhere'"]),
+        ("hardware show 1x-h200 --plt x --jsn", ["no option '--plt'", "no option '--jsn'"]),
+    ],
+)
+def test_all_that_is_wrong_with_a_line_is_told_at_once(
+    line: str, said: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line each."""
+    with pytest.raises(SystemExit) as stop:
+        main(shlex.split(line))
+    out, err = capsys.readouterr()
+    assert (stop.value.code, out) == (2, "")
+    lines = err.splitlines()
+    assert all(one.startswith("error: ") for one in lines)
+    for part in said:
+        assert [one for one in lines if part in one], err
+    assert len(lines) == len(said)
 
 
 def test_a_rate_may_be_a_percentage_wherever_one_is_taken(capsys: pytest.CaptureFixture[str]) -> None:

@@ -167,6 +167,41 @@ def usage(error: click.ClickException) -> str:
     return f"{context.command_path}: {said[:1].lower()}{said[1:].replace('. (Did', ' (Did')}{mend}"
 
 
+def all_wrong(error: click.ClickException) -> list[click.ClickException]:
+    """The error, which click raises at the first wrong word of a line, with what else is wrong with its options."""
+    from specsim.errors import InputError
+
+    context = getattr(error, "ctx", None)
+    told_alone = isinstance(error, click.MissingParameter) or not isinstance(error, (click.BadParameter, click.NoSuchOption))  # fmt: skip
+    if context is None or told_alone:
+        return [error]
+    found: list[click.ClickException] = []
+    parser = context.command.make_parser(context)
+    parser.ignore_unknown_options = True
+    try:
+        given, left, _ = parser.parse_args(_words(context))
+    except click.UsageError:
+        return [error]
+    context.params.clear()
+    for param in context.command.get_params(context):
+        if param.is_eager or param.name not in given:
+            continue
+        try:
+            param.handle_parse_result(context, given, [])
+        except click.BadParameter as wrong:
+            found.append(wrong)
+        except InputError:  # told once click finds nothing wrong
+            continue
+    found += [click.NoSuchOption(word.partition("=")[0], ctx=context) for word in left if word.startswith("--")]
+    return found or [error]
+
+
+def _words(context: click.Context) -> list[str]:
+    """The words of this run's line after the command."""
+    line = list((context.find_root().obj or {}).get("line", ()))
+    return line[line.index(context.info_name) + 1 :] if context.info_name in line else []
+
+
 def _in_words(said: str, kind: click.ParamType) -> str:  # type: ignore[type-arg, unused-ignore]
     """What click says of a number, as this program says it."""
     kind = getattr(kind, "kind", kind)
@@ -195,10 +230,9 @@ def _nearest_option(context: click.Context, name: str) -> str:
 def _stray(context: click.Context, error: click.ClickException) -> str:
     """A word that no option takes, of a line that lacks an option: click tells the lack first, and the word is its cause."""
     takes_words = any(isinstance(param, click.Argument) for param in context.command.params)
-    line = list((context.find_root().obj or {}).get("line", ()))
-    if takes_words or not isinstance(error, click.MissingParameter) or context.info_name not in line:
+    if takes_words or not isinstance(error, click.MissingParameter):
         return ""
-    _, left, _ = context.command.make_parser(context).parse_args(line[line.index(context.info_name) + 1 :])
+    _, left, _ = context.command.make_parser(context).parse_args(_words(context))
     return left[0] if left else ""
 
 
