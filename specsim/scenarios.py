@@ -260,8 +260,7 @@ def build(
         warnings.append("without speculation draft tokens, steps and topk have no meaning and are left out")
     if drafter is not None:
         check_heads(drafter, parallel, profile.gpus)
-        if drafter.vocab and drafter.vocab != target.vocab:
-            warnings.append(f"{drafter.name} has {drafter.vocab} tokens, {target.name} {target.vocab}: they must share a tokenizer")  # fmt: skip
+        warnings += _vocabularies(target, drafter, kind, described.name, options)
     target_warnings = [*target.warnings, *(drafter.warnings if drafter is not None and draft is not None else ())]
     steps, tokens, branch, said = resolve_lengths(kind, num_steps, draft_tokens, topk, drafter)
     warnings += said
@@ -498,6 +497,30 @@ def _drafter(target: Model, draft: str | Model | None, method: str | None, engin
             where="--draft", mend="give the draft of this target",
         )  # fmt: skip
     return drafter, method or _natural(drafter)
+
+
+def _vocabularies(
+    target: Model, drafter: Model, method: str, engine: str, options: Mapping[str, Any]
+) -> tuple[str, ...]:
+    """A note where drafter and target do not have the same tokens; the head of an EAGLE-3 drafter may have fewer, which its ids are
+    mapped from.
+
+    Raises InputError for a draft model by itself: vLLM refuses one of another vocabulary (`verify_equal_vocab_size_if_draft_model`
+    of vllm/config/speculative.py) unless it is told to draft what both have; SGLang refuses it as well
+    (`_validate_vocab_compatibility` of speculative/standalone_worker_v2.py; releases before that check garble the text, sgl-project/sglang
+    issue 24051). The other drafters use the target's embedding, whatever their config says.
+    """
+    if not drafter.vocab or drafter.vocab == target.vocab:
+        return ()
+    said = f"{drafter.name} has {drafter.vocab} tokens, {target.name} {target.vocab}: they must share a tokenizer"
+    if method != "draft-model":
+        return (said,)
+    if options.get("heterogeneous_vocab"):
+        return (f"{said}, or vLLM drafts what both have alone",)
+    mend = "give a draft model of the target's family"
+    if engine == "vllm":
+        mend += ', or "use_heterogeneous_vocab": true in --speculative-config'
+    raise InputError(said, where="--draft", mend=mend)
 
 
 def _natural(drafter: Model) -> str:

@@ -546,6 +546,26 @@ def test_a_drafter_that_cannot_serve_the_target_is_told_by_its_own_name() -> Non
     assert not any("tokenizer" in w for w in build(model="Qwen3-8B", draft=drafter, hardware="1x-h200").warnings)
 
 
+def test_a_draft_model_of_another_vocabulary_is_refused_as_both_engines_do() -> None:
+    """Llama-3.2-1B has 128,256 tokens, Qwen3-8B 151,936; vLLM can be told to draft what both have. Models of a family pass."""
+    pair = {"model": "Qwen3-8B", "draft": "Llama-3.2-1B", "hardware": "1x-h200"}
+    said = "^--draft: Llama-3.2-1B has 128256 tokens, Qwen3-8B 151936: they must share a tokenizer; give a draft model of the target's family"
+    with pytest.raises(specsim.InputError, match=f"{said}$"):
+        build(**pair)
+    with pytest.raises(
+        specsim.InputError, match=f'{said}, or "use_heterogeneous_vocab": true in --speculative-config$'
+    ):
+        build(**pair, engine="vllm")
+    config = json.dumps({"model": "Llama-3.2-1B", "num_speculative_tokens": 3, "use_heterogeneous_vocab": True})
+    line = f"vllm serve Qwen/Qwen3-8B --speculative-config '{config}'"
+    told = specsim.predict(hardware="1x-h200", vllm_args=line).scenario
+    assert (told.method, [w for w in told.warnings if "vLLM drafts what both have alone" in w] != []) == (
+        "draft-model",
+        True,
+    )
+    assert not any("tokenizer" in w for w in build(model="Qwen3-8B", draft="Qwen3-0.6B", hardware="1x-h200").warnings)
+
+
 def test_groups_of_data_parallel_attention_have_graphs_of_their_own() -> None:
     """SGLang captures up to 512 sequences a rank on this box, so eight groups replay graphs for up to 4,096: the step of 520 takes
     little more than that of 512, and only the one of 4,104 is launched kernel by kernel. Padding is a group's too: 520 are 65 each, in
