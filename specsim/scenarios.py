@@ -644,8 +644,10 @@ def _show(values: Array) -> str:
 def _cap(engine: Engine, options: Mapping[str, Any], batch: Array, method: str, warnings: list[str]) -> None:
     cap = options.get("max_running_requests") or (engine.running_cap_speculative if method != "none" else None)
     if cap and (batch > cap).any():
+        rows = math.floor(float(np.max(batch)))
         warnings.append(
-            f"{engine.name} runs at most {counted(cap, 'request')} at once here: batch {math.floor(float(np.max(batch)))} would queue (set {running_flag(engine.name)})"
+            f"{engine.name} runs at most {counted(cap, 'request')} at once here: batch {rows} would queue; more need "
+            f"{running_flag(engine.name)} {rows} in the launch line, which --{engine.name}-args reads"
         )
 
 

@@ -529,7 +529,11 @@ def test_an_interval_of_even_routing_that_reaches_down_alone_says_why() -> None:
 def test_a_batch_beyond_the_running_limit_names_the_engines_own_flag() -> None:
     for engine, flag in (("sglang", "--max-running-requests"), ("vllm", "--max-num-seqs")):
         made = build(model="Qwen3-8B", hardware="1x-h200", engine=engine, batch=32, max_running_requests=16)
-        assert f"{engine} runs at most 16 requests at once here: batch 32 would queue (set {flag})" in made.warnings
+        queued = f"{engine} runs at most 16 requests at once here: batch 32 would queue; more need {flag} 32 in the launch line, which --{engine}-args reads"
+        assert queued in made.warnings
+        line = f"--model-path Qwen/Qwen3-8B {flag} 32" if engine == "sglang" else f"vllm serve Qwen/Qwen3-8B {flag} 32"
+        told = specsim.predict(hardware="1x-h200", batch=32, **{f"{engine}_args": line}).scenario
+        assert not any("would queue" in warning for warning in told.warnings), "the mend mends it"
 
 
 def test_a_drafter_that_cannot_serve_the_target_is_told_by_its_own_name() -> None:
