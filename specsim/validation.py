@@ -386,7 +386,7 @@ def run_setup(
                     failed += _loads(server.client, served, setup.load, recorder, say, deadline, host)
             if setup.profile and time.monotonic() + 30 > deadline:
                 say("  the time limit leaves out the profile")
-            elif setup.profile:
+            elif setup.profile and pairs:  # a run that goes on may have none left
                 failed += _profile(server.client, served, setup, recorder, say)
         except ServerError as error:
             kept = recorder.kept()

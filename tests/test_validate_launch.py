@@ -411,6 +411,7 @@ def test_resume_leaves_out_what_is_done(model: Path, tmp_path: Path) -> None:
         ("- {name: a, model: m, method: eagle3, draft: d}", "needs num_steps"),
         ("- {name: a, model: m, method: eagle3, num_steps: 2}", "needs a draft"),
         ("- {name: a, model: m, method: ngram}", "needs draft_tokens"),
+        ("- {name: a, model: m, profile: true, load: {rates: [2]}}", "profile is of the first point, and a load has none"),
         ("- {name: a, model: m, num_steps: 2}", "without a method"),
         ("- {name: a, model: m, method: mtp, num_steps: 1, accept_length: 2.5}", "above num_steps"),
         ("- {name: a, model: m, method: mtp, num_steps: 2, topk: 4}", "topk above 1 needs draft_tokens"),
