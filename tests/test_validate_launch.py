@@ -290,7 +290,10 @@ def test_what_is_wrong_is_found_before_a_server_starts(
         validate.check([good], tmp_path / "file")
 
 
-def test_stop_kills_a_child_that_ignores_sigterm(tmp_path: Path) -> None:
+@pytest.mark.parametrize("proc", ["/proc", "/nowhere"])
+def test_stop_kills_a_child_that_ignores_sigterm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, proc: str) -> None:
+    """Also where the system has no /proc, as macOS: the server leads a group of its own."""
+    monkeypatch.setattr("specsim.server.PROC", Path(proc))
     code = (
         "import signal, subprocess, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
         "p = subprocess.Popen([sys.executable, '-c', 'import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(99)']);"
