@@ -334,12 +334,17 @@ def build(
     )
 
 
-# What can be said of the value of an option without the others; each raises InputError.
-_ALONE: dict[str, Callable[[Any], object]] = {
+# What can be said of the value of an option without the others, if it is of the kind that the command line gives; each raises
+# InputError.
+_WORDS_ALONE: dict[str, Callable[[str], object]] = {
     "model": load_model,
     "draft": load_model,
     "hardware": load_profile,
     "engine": load_engine,
+    "accept_profile": Acceptance.from_profile,
+    "routing": parse,
+}
+_NUMBERS_ALONE: dict[str, Callable[[Any], object]] = {
     "tp": lambda value: _positive("tp", value),
     "ep": lambda value: _positive("ep", value),
     "batch": lambda value: _positive("batch", value),
@@ -348,9 +353,9 @@ _ALONE: dict[str, Callable[[Any], object]] = {
     "num_steps": lambda value: _positive("num_steps", value),
     "topk": lambda value: _positive("topk", value),
     "accept_rate": Acceptance.constant,
+}
+_TUPLES_ALONE: dict[str, Callable[[Any], object]] = {
     "accept_per_position": Acceptance.per_position,
-    "accept_profile": Acceptance.from_profile,
-    "routing": parse,
     "eager": lambda value: _check_phases(value),
 }
 
@@ -358,9 +363,11 @@ _ALONE: dict[str, Callable[[Any], object]] = {
 def wrong_alone(values: Mapping[str, Any]) -> Iterator[InputError]:
     """What is wrong with the values of options, by name, whatever the others say: `build` raises the first that it meets."""
     for name, value in values.items():
-        if name in _ALONE and value not in (None, "", ()) and type(value).__module__ == "builtins":
+        kinds = (_WORDS_ALONE, str), (_NUMBERS_ALONE, (int, float)), (_TUPLES_ALONE, tuple)
+        check = next((known[name] for known, kind in kinds if name in known and isinstance(value, kind)), None)
+        if check is not None and value != () and str(value).strip():
             try:
-                _ALONE[name](value)
+                check(value)
             except InputError as error:
                 yield error
 
