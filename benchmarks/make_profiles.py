@@ -253,7 +253,7 @@ FIELD_NOTE = (
 )
 FIELD_CAVEATS = [
     "the all-reduce curve is inferred from two step times, not measured: {:.0f} us at 14 KB and {:.0f} us at 43 KB",
-    "a verify launched eagerly (about 1,500 kernels and 122 all-reduces outside a CUDA graph) explains them as well",
+    "a verify launched eagerly, kernel by kernel outside a CUDA graph, explains them as well",
     "experts of three rows explain about 2 ms of the 17 ms between the two steps, a healthy all-reduce under 1 ms",
     "plain decode at batch 3 and 4 tells: about 29 ms means all-reduce or experts, 15 to 17 ms the verify path",
     "the GPU model was not recorded; 8x RTX PRO 6000 Blackwell is the likely one",

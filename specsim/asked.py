@@ -15,7 +15,7 @@ import numpy as np
 
 from specsim.acceptance import Acceptance
 from specsim.configs import load_model, load_preset
-from specsim.errors import InputError, did_you_mean
+from specsim.errors import InputError, did_you_mean, together
 from specsim.files import path_of
 from specsim.models import Model
 from specsim.names import flag_of
@@ -23,7 +23,7 @@ from specsim.prediction import SAMPLES, Prediction
 from specsim.prediction import predict as predict_scenario
 from specsim.profiles import Profile, load_profile
 from specsim.routing import Routing
-from specsim.scenarios import Scenario, build
+from specsim.scenarios import Scenario, build, wrong_alone
 
 LAUNCH_LINES = {"sglang_args": "sglang", "vllm_args": "vllm"}
 # Settings of an engine that costs depend on, by what they are: on a command line they stand in a launch line.
@@ -65,8 +65,11 @@ FILES: dict[str, Callable[[str], Model | Profile]] = {
 
 def scenario_of(values: Mapping[str, Any]) -> Scenario:
     """The scenario of options by name; None and () are options left out. Raises InputError."""
-    options, notes = options_of(values)
-    return build(**options).noted(notes)
+    try:
+        options, notes = options_of(values)
+        return build(**options).noted(notes)
+    except InputError as error:
+        raise together(error, wrong_alone(values)) from None
 
 
 AModel = str | os.PathLike[str] | Model  # a name, a folder, a config.json, or what `load_model` gave

@@ -12,7 +12,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from specsim.commands.common import Context, Group, usage
+from specsim.commands.common import Context, Group, all_wrong, usage
 
 # name -> one line of help. Each lives in specsim/commands/<name>.py as `command`, imported only when it runs.
 COMMANDS = {
@@ -105,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.stdout.flush()  # a full disk or a closed pipe shows here, not when the interpreter ends
         sys.exit(code if isinstance(code, int) else 0)
     except click.ClickException as error:
-        _fail(error, usage(error), 2, debug)
+        _fail(error, "\nerror: ".join(dict.fromkeys(usage(one) for one in all_wrong(error))), 2, debug)
     except (click.Abort, KeyboardInterrupt):
         sys.stderr.write("interrupted\n")
         sys.exit(130)
@@ -119,8 +119,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             _fail(error, f"the output cannot be written: {error.strerror}", 1, debug)
         from specsim.errors import InputError, SpecsimError
 
-        if isinstance(error, InputError) and "defaults" in run:
-            _fail(error, run["defaults"].explain(error), error.exit_code, debug)
+        if isinstance(error, InputError):
+            explain = run["defaults"].explain if "defaults" in run else str
+            told = [explain(one) for one in getattr(error, "errors", (error,))]
+            _fail(error, "\nerror: ".join(told), error.exit_code, debug)
         if isinstance(error, SpecsimError):
             _fail(error, str(error), error.exit_code, debug)
         _fail(

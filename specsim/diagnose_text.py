@@ -45,7 +45,10 @@ def situation(d: Diagnosis) -> str:
     kernels = float(np.max(p.kernels(Load(s.batch, s.draft_tokens, s.context))))
     shares = [f"{extra * 1e3 / kernels:,.1f} us for each of {kernels:,.0f} kernels"]
     if calls:
-        shares.insert(0, f"{extra * 1e3 / calls:,.0f} us for each of {calls:.0f} all-reduces")
+        shares.insert(
+            0,
+            f"{extra * 1e3 / calls:,.0f} us for each of {calls:.0f} all-reduces, the embedding's and the logits' included",
+        )
     return out + f". {extra:,.1f} ms are unexplained: as much as {', or '.join(shares)}."
 
 

@@ -2,10 +2,13 @@
 
 SpecsimError
  ├── InputError   bad input: exit code 2
+ │    └── InputErrors   several of them, a line each
  └── WorkError    the work could not be done (a server died, a GPU is broken): exit code 1
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
 
 LISTED = 20  # names that an error line lists at most
 
@@ -27,8 +30,27 @@ class InputError(SpecsimError):
         super().__init__(" ".join(f"{message}; {mend}".split()) if mend else " ".join(message.split()))
 
 
+class InputErrors(InputError):
+    """Several wrong options, told together: `errors` has each, and what the first says is said of them all."""
+
+    def __init__(self, errors: Sequence[InputError]) -> None:
+        self.errors = tuple(errors)
+        first = self.errors[0]
+        super().__init__(first.what, where=first.where, mend=first.mend)
+        self.args = ("; and ".join(str(error) for error in self.errors),)
+
+
 class WorkError(SpecsimError):
     """The input was fine and the work failed."""
+
+
+def together(first: InputError, others: Iterable[InputError]) -> InputError:
+    """The first error with those of the others that speak of something else."""
+    told = [first]
+    for other in others:
+        if all(str(other) != str(one) and (not other.where or other.where != one.where) for one in told):
+            told.append(other)
+    return first if len(told) == 1 else InputErrors(told)
 
 
 def did_you_mean(name: str, known: list[str] | tuple[str, ...]) -> str:

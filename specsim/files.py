@@ -21,22 +21,36 @@ MAX_DIGITS = 400  # of a number in a YAML file
 def read_text(path: Path, what: str, limit: int = MAX_BYTES) -> str:
     """The file's text, also of a pipe or a device. Raises InputError when it is missing, a folder, larger than `limit`
     bytes (of which no more are read: a device has no size, and may have no end) or not UTF-8."""
-    try:
-        if path.is_dir():
-            raise InputError(f"is a folder, not a {what}", where=str(path), mend="give a file")
+    with opening(path, what):
         raw = b""
         if path.stat().st_size <= limit:
             with path.open("rb") as file:
                 raw = file.read(limit + 1)
             if len(raw) <= limit:
                 return as_text(raw, str(path), what)
-        raise InputError(f"is larger than {limit >> 20} MiB", where=str(path), mend=f"give a {what}")
+    raise InputError(f"is larger than {limit >> 20} MiB", where=str(path), mend=f"give a {what}")
+
+
+@contextmanager
+def opening(path: Path, what: str, where: str = "") -> Iterator[None]:
+    """Around the opening of a file that a user named: raises InputError, always in the same words, when it is missing, a folder, or
+    not to be opened. where: the option, if that helps."""
+    where = f"{where} {path}".strip()
+    try:
+        if path.is_dir():
+            raise InputError(f"is a folder, not a {what}", where=where, mend="give a file")
+        yield
     except FileNotFoundError:
-        raise InputError(f"no such {what}", where=str(path), mend="check the path") from None
+        raise InputError(f"no such {what}", where=where, mend="check the path") from None
     except (OSError, ValueError) as error:  # ValueError: a null byte in the path
-        raise InputError(
-            f"cannot be read: {error}", where=repr(str(path)), mend="check the path and its rights"
-        ) from None
+        mend = "check the path and its rights"
+        raise InputError(f"cannot be read: {why(error)}", where=repr(where), mend=mend) from None
+
+
+def why(error: Exception) -> str:
+    """What the system or a reader says of a file, without the number and the path, which a line about a file says already."""
+    said = getattr(error, "strerror", None) or str(error)
+    return f"{said[:1].lower()}{said[1:]}"
 
 
 def as_text(raw: bytes, where: str, what: str) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from specsim.errors import InputError
+from specsim.files import why
 from specsim.live import Client, PointError, Served, ServerError, generate, prompts
 
 STEPS = 5
@@ -71,7 +72,7 @@ def events(path: Path) -> Iterator[dict[str, Any]]:
             yield from _events(file, path)
     except (OSError, EOFError) as error:
         raise InputError(
-            f"cannot be read: {error}", where=str(path), mend="give a Chrome trace, plain or .gz"
+            f"cannot be read: {why(error)}", where=str(path), mend="give a Chrome trace, plain or .gz"
         ) from None
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from specsim.configs import list_presets
 from specsim.errors import InputError
-from specsim.files import read_text
+from specsim.files import read_json
 from specsim.scenarios import Scenario
 from specsim.simulation_costs import Ranges, longest, rows_of
 
@@ -130,12 +130,7 @@ def read_ranges(path: Path) -> Ranges:
     Raises InputError for a file that is none of these, or leaves the choice among several lengths to the engine.
     """
     where = str(path)
-    try:
-        held = json.loads(read_text(path, "policy"))
-    except ValueError as error:
-        raise InputError(
-            f"is not JSON: {error}", where=where, mend="give a file that specsim plan --policy wrote"
-        ) from None
+    held = read_json(path, "policy")
     try:
         if "num_speculative_tokens" in held:
             default = [[1, 1, held["num_speculative_tokens"]]]

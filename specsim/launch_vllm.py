@@ -121,6 +121,8 @@ def _speculation(options: dict[str, Any], read: Reader) -> None:
         read.note("speculative_token_tree: not read; a chain is assumed")
     if config.get("enforce_eager") is True:
         read.note("speculative enforce_eager: the draft is launched kernel by kernel")
+    if config.get("use_heterogeneous_vocab") is True:
+        options["heterogeneous_vocab"] = True
     draft_tp = config.get("draft_tensor_parallel_size")
     if draft_tp is not None:
         draft_tp = whole(draft_tp, f"{where} draft_tensor_parallel_size", 1)

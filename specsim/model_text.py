@@ -76,6 +76,11 @@ def _kinds(model: Model) -> dict[str, int]:
     return found
 
 
+def stored(model: Model) -> str:
+    """How weights are stored: the quantisation, or the format of a model without one."""
+    return model.activation.name if model.quantisation == "none" else model.quantisation
+
+
 def page(model: Model) -> Page:
     """The model as people see it."""
     d = describe(model, default_draft(model.name))
@@ -86,7 +91,7 @@ def page(model: Model) -> Page:
         ("parameters", f"{count(d['total_parameters'])}, {count(d['active_parameters'])} active a token"),
         ("shape", f"{d['layers']} layers, hidden {d['hidden']}, vocabulary {d['vocab']}"),
         ("layers", ", ".join(f"{k['count']} {k['kind']}" for k in d["layer_kinds"])),
-        ("stored as", d["quantisation"]),
+        ("stored as", stored(model)),
         ("weights", size(d["weight_bytes"])),
         ("KV cache", f"{d['kv_bytes_per_token'] / 1e3:.1f} KB a token ({d['kv_format']})"),
     ]

@@ -25,6 +25,7 @@ from urllib import parse as url_parse
 from urllib import request as url_request
 
 from specsim.errors import InputError, WorkError
+from specsim.files import why
 from specsim.progress import report
 from specsim.redaction import KEY_VARIABLES, is_secret, plain, safe_address, scrub
 
@@ -75,7 +76,7 @@ class Source:
             except (EOFError, zlib.error) as problem:
                 self.note(f"the gzip stream breaks after {done} unpacked bytes ({problem}); the part before is used")
             except OSError as problem:
-                raise InputError(f"cannot be read: {problem}", where=self.name, mend="check the file") from None
+                raise InputError(f"cannot be read: {why(problem)}", where=self.name, mend="check the file") from None
 
     def head(self, size: int = 65536) -> bytes:
         """The first `size` unpacked bytes."""
@@ -242,7 +243,7 @@ def _from_file(path: Path) -> Source:
         head = data[:16]
         changed = datetime.fromtimestamp(path.stat().st_mtime, timezone.utc)
     except (OSError, ValueError, OverflowError) as problem:  # ValueError: a null byte in the path
-        raise InputError(f"cannot be read: {problem}", where=repr(str(path)), mend="check the path") from None
+        raise InputError(f"cannot be read: {why(problem)}", where=repr(str(path)), mend="check the path") from None
     if not head:
         raise InputError("is empty", where=str(path), mend="check that the run wrote its output")
     for magic, what in _OTHER_MAGIC.items():

@@ -385,10 +385,12 @@ def complete(
     """The records whose model is known, and a line for each of the others.
 
     model, draft: those of records that do not hold their own, such as logs and benchmark files: a preset, a folder or
-    a config.json. Raises InputError when these cannot be read.
+    a config.json. Raises InputError when these cannot be read, and when no record lacks them.
     """
     target = None if model is None else load_config(model)
     drafter = None if draft is None else load_config(draft)
+    lacking = [record for record in records if record.target_config is None]
+    _refuse_idle(model, draft, lacking)
     kept, left_out = [], []
     for record in records:
         if record.target_config is None and target is not None:
@@ -400,6 +402,16 @@ def complete(
         else:
             kept.append(record)
     return kept, left_out
+
+
+def _refuse_idle(model: Path | None, draft: Path | None, lacking: Sequence[Record]) -> None:
+    """Raise InputError for a model or a draft that no record would be given. lacking: the records without a model."""
+    if model is not None and not lacking:
+        raise InputError("says nothing: every record holds its model", where="--model", mend="leave it out")
+    if draft is not None and model is None:
+        raise InputError("says nothing without --model", where="--draft", mend="give it too, or leave it out")
+    if draft is not None and all(record.draft_config is not None for record in lacking):
+        raise InputError("says nothing: every record holds its draft", where="--draft", mend="leave it out")
 
 
 def run(

@@ -105,10 +105,12 @@ def parse(text: str) -> Routing:
         mend = did_you_mean(text, ("uniform", "zipf:0.8"))
         raise InputError(f"{text!r} is neither uniform, zipf:S nor a file", where="--routing", mend=mend)
     raw = read_text(Path(text), "routing file").replace("[", " ").replace("]", " ").replace(",", " ").split()
-    try:
-        weights = [float(x) for x in raw]
-    except ValueError as error:
-        raise InputError(str(error), where=text, mend="give one number an expert") from None
+    weights = []
+    for word in raw:
+        try:
+            weights.append(float(word))
+        except ValueError:
+            raise InputError(f"{word[:60]!r} is no number", where=text, mend="give one number an expert") from None
     if not weights or min(weights) < 0 or not np.all(np.isfinite(weights)) or sum(weights) <= 0:
         raise InputError(
             "popularities must be finite, not negative, and not all zero", where=text, mend="give one number an expert"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -259,9 +259,8 @@ def build(
     if kind == "none" and (draft_tokens is not None or num_steps is not None or topk is not None):
         warnings.append("without speculation draft tokens, steps and topk have no meaning and are left out")
     if drafter is not None:
-        check_heads(drafter, parallel)
-        if drafter.vocab and drafter.vocab != target.vocab:
-            warnings.append(f"{drafter.name} has {drafter.vocab} tokens, {target.name} {target.vocab}: they must share a tokenizer")  # fmt: skip
+        check_heads(drafter, parallel, profile.gpus)
+        warnings += _vocabularies(target, drafter, kind, described.name, options)
     target_warnings = [*target.warnings, *(drafter.warnings if drafter is not None and draft is not None else ())]
     steps, tokens, branch, said = resolve_lengths(kind, num_steps, draft_tokens, topk, drafter)
     warnings += said
@@ -335,6 +334,44 @@ def build(
     )
 
 
+# What can be said of the value of an option without the others, if it is of the kind that the command line gives; each raises
+# InputError.
+_WORDS_ALONE: dict[str, Callable[[str], object]] = {
+    "model": load_model,
+    "draft": load_model,
+    "hardware": load_profile,
+    "engine": load_engine,
+    "accept_profile": Acceptance.from_profile,
+    "routing": parse,
+}
+_NUMBERS_ALONE: dict[str, Callable[[Any], object]] = {
+    "tp": lambda value: _positive("tp", value),
+    "ep": lambda value: _positive("ep", value),
+    "batch": lambda value: _positive("batch", value),
+    "context": lambda value: _positive("context", value, least=0),
+    "draft_tokens": lambda value: _positive("draft_tokens", value, least=2),
+    "num_steps": lambda value: _positive("num_steps", value),
+    "topk": lambda value: _positive("topk", value),
+    "accept_rate": Acceptance.constant,
+}
+_TUPLES_ALONE: dict[str, Callable[[Any], object]] = {
+    "accept_per_position": Acceptance.per_position,
+    "eager": lambda value: _check_phases(value),
+}
+
+
+def wrong_alone(values: Mapping[str, Any]) -> Iterator[InputError]:
+    """What is wrong with the values of options, by name, whatever the others say: `build` raises the first that it meets."""
+    for name, value in values.items():
+        kinds = (_WORDS_ALONE, str), (_NUMBERS_ALONE, (int, float)), (_TUPLES_ALONE, tuple)
+        check = next((known[name] for known, kind in kinds if name in known and isinstance(value, kind)), None)
+        if check is not None and value != () and str(value).strip():
+            try:
+                check(value)
+            except InputError as error:
+                yield error
+
+
 def too_long(model: Model, options: Mapping[str, Any], tokens: float, what: str) -> tuple[str, ...]:
     """A note where `what`, of so many tokens, is longer than the launch line allows, or else than the model was made for."""
     allowed = options.get("context_length")
@@ -391,7 +428,7 @@ def _parallel(
         )
     check_ranks(profile, ranks)
     parallel = Parallel(ranks, groups, dp)
-    check_heads(model, parallel)
+    check_heads(model, parallel, profile.gpus)
     return parallel
 
 
@@ -404,10 +441,10 @@ def check_ranks(profile: Profile, ranks: int) -> None:
         raise InputError(f"{profile.name} has no all-reduce curve, which tp {ranks} needs", where="--tp", mend=mend)
 
 
-def check_heads(model: Model, parallel: Parallel) -> None:
+def check_heads(model: Model, parallel: Parallel, gpus: int = 64) -> None:
     """Raise InputError where the ranks of one attention layer do not divide its heads, or neither divide its K/V heads
-    nor are divided by them."""
-    ranks = parallel.attention
+    nor are divided by them. gpus: up to how many ranks another number is offered."""
+    ranks, groups = parallel.attention, parallel.dp
     for layer, _ in model.layers:
         a = layer.attention
         if a is None or not a.heads:
@@ -415,8 +452,14 @@ def check_heads(model: Model, parallel: Parallel) -> None:
         kv = a.kv_heads if a.kind == "gqa" else 0
         if a.heads % ranks or (kv and kv % ranks and ranks % kv):
             what = f"{a.heads} attention heads" if a.heads % ranks else f"{kv} K/V heads"
-            fit = [n for n in range(1, 65) if a.heads % n == 0 and not (kv and kv % n and n % kv)]
-            raise InputError(f"tp {ranks} does not divide {what} of {model.name}", where="--tp", mend=f"one of {fit} would")  # fmt: skip
+            over = f" over {groups} attention groups" if groups > 1 else ""
+            fit = [
+                str(n * groups)
+                for n in range(1, gpus // groups + 1)
+                if a.heads % n == 0 and not (kv and kv % n and n % kv)
+            ]
+            mend = f"{'one of ' if len(fit) > 1 else ''}{', '.join(fit)} would"
+            raise InputError(f"tp {parallel.tp}{over} does not divide {what} of {model.name}", where="--tp", mend=mend)
 
 
 def default_tp(heads: Sequence[int], gpus: int) -> int:
@@ -461,6 +504,30 @@ def _drafter(target: Model, draft: str | Model | None, method: str | None, engin
             where="--draft", mend="give the draft of this target",
         )  # fmt: skip
     return drafter, method or _natural(drafter)
+
+
+def _vocabularies(
+    target: Model, drafter: Model, method: str, engine: str, options: Mapping[str, Any]
+) -> tuple[str, ...]:
+    """A note where drafter and target do not have the same tokens; the head of an EAGLE-3 drafter may have fewer, which its ids are
+    mapped from.
+
+    Raises InputError for a draft model by itself: vLLM refuses one of another vocabulary (`verify_equal_vocab_size_if_draft_model`
+    of vllm/config/speculative.py) unless it is told to draft what both have; SGLang refuses it as well
+    (`_validate_vocab_compatibility` of speculative/standalone_worker_v2.py; releases before that check garble the text, sgl-project/sglang
+    issue 24051). The other drafters use the target's embedding, whatever their config says.
+    """
+    if not drafter.vocab or drafter.vocab == target.vocab:
+        return ()
+    said = f"{drafter.name} has {drafter.vocab} tokens, {target.name} {target.vocab}: they must share a tokenizer"
+    if method != "draft-model":
+        return (said,)
+    if options.get("heterogeneous_vocab"):
+        return (f"{said}, or vLLM drafts what both have alone",)
+    mend = "give a draft model of the target's family"
+    if engine == "vllm":
+        mend += ', or "use_heterogeneous_vocab": true in --speculative-config'
+    raise InputError(said, where="--draft", mend=mend)
 
 
 def _natural(drafter: Model) -> str:
@@ -584,8 +651,10 @@ def _show(values: Array) -> str:
 def _cap(engine: Engine, options: Mapping[str, Any], batch: Array, method: str, warnings: list[str]) -> None:
     cap = options.get("max_running_requests") or (engine.running_cap_speculative if method != "none" else None)
     if cap and (batch > cap).any():
+        rows = math.floor(float(np.max(batch)))
         warnings.append(
-            f"{engine.name} runs at most {counted(cap, 'request')} at once here: batch {math.floor(float(np.max(batch)))} would queue (set {running_flag(engine.name)})"
+            f"{engine.name} runs at most {counted(cap, 'request')} at once here: batch {rows} would queue; more need "
+            f"{running_flag(engine.name)} {rows} in the launch line, which --{engine.name}-args reads"
         )
 
 

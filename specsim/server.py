@@ -22,6 +22,7 @@ from specsim.redaction import hide, own_secrets
 # NVLink multicast objects can put a host's GPUs out of service for everybody on it: off unless asked for by name.
 MULTICAST_FLAGS = ("--enable-torch-symm-mem", "--enable-symm-mem", "--enable-nccl-nvls", "--enable-mscclpp")
 MULTICAST_OFF = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
+PROC = Path("/proc")  # where the system has none (macOS), a server is known by the process group that it leads
 MARK = "SPECSIM_SERVER"  # variable of the server and all that it starts
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 LISTENS = "0A"  # a socket's state in /proc/net/tcp
@@ -66,15 +67,17 @@ def _die_with_parent() -> None:
 
 def _stat(pid: int) -> tuple[int, int, str] | None:
     """Parent, session and state of a process, or None when it is gone."""
-    fields = stat_of(Path(f"/proc/{pid}"))
+    fields = stat_of(PROC / str(pid))
     return (int(fields[1]), int(fields[3]), fields[0]) if fields else None
 
 
 def tree(root: int, mark: str = "") -> set[int]:
     """Living processes that descend from `root`, belong to its session or were started with `mark` in their environment (those
-    that left both, as daemons do), itself included."""
+    that left both, as daemons do), itself included. Without /proc, `root` alone, which stands for its group."""
+    if not PROC.is_dir():
+        return {root} if _alive(root) else set()
     found: dict[int, tuple[int, int, str]] = {}
-    for entry in Path("/proc").iterdir() if Path("/proc").is_dir() else ():
+    for entry in PROC.iterdir():
         if entry.name.isdigit() and (stat := _stat(int(entry.name))) and stat[2] not in "ZX":
             found[int(entry.name)] = stat
     members = {pid for pid, (_, session, _) in found.items() if root in (session, pid) or (mark and _marked(pid, mark))}
@@ -248,11 +251,17 @@ class Launched:
 
 
 def _alive(pid: int) -> bool:
+    if not PROC.is_dir():
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # the latter where all of a group have ended
+            os.killpg(pid, 0)
+            return True
+        return False
     stat = _stat(pid)
     return stat is not None and stat[2] not in "ZX"
 
 
 def _signal(pids: set[int], number: signal.Signals) -> None:
+    send = os.kill if PROC.is_dir() else os.killpg
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, number)
+            send(pid, number)

@@ -159,6 +159,8 @@ def make_setup(values: dict[str, Any], where: str) -> Setup:
         raise InputError(
             "a draft, num_steps or draft_tokens without a method", where=where, mend="give --method eagle3"
         )
+    if setup.profile and not setup.pairs():
+        raise InputError("a profile is of the first point, and a load has none", where=where, mend="give batches too")
     if setup.method != "none" and setup.topk > 1 and setup.draft_tokens is None:
         raise InputError("topk above 1 needs draft_tokens", where=where, mend="give --draft-tokens")
     if setup.num_steps is not None and setup.method != "ngram":

@@ -22,7 +22,7 @@ import specsim.kernels as kernels
 import specsim.replay as replay
 from specsim.configs import model_from_config
 from specsim.errors import InputError, WorkError
-from specsim.files import write_atomically
+from specsim.files import opening, write_atomically
 from specsim.forward import Parallel
 from specsim.host_speed import Watch
 from specsim.launch import read_launch
@@ -179,16 +179,36 @@ def measure_all(
     served: Served,
     recorder: Recorder,
     pairs: Sequence[tuple[int, int]],
+    load: Load | None,
     plan: Plan,
     log: LogTail | None,
     say: Say,
     deadline: float,
-    host: Watch | None = None,
+    host: Watch,
 ) -> int:
-    """Measure and save each (batch, context); the number that failed. Raises ServerError when the server is gone.
+    """Measure and save each (batch, context), and then the load; the number that failed. Raises ServerError when the server is gone.
 
     host: watches the cores of a server on this machine.
     """
+    failed = _points(client, served, recorder, pairs, plan, log, say, deadline, host)
+    if load is None:
+        return failed
+    record = recorder.record
+    record.method = f"{record.method}; {LOAD_METHOD}" if record.points else LOAD_METHOD
+    return failed + measure_loads(client, served, load, record, recorder.save, say, deadline, host)
+
+
+def _points(
+    client: Client,
+    served: Served,
+    recorder: Recorder,
+    pairs: Sequence[tuple[int, int]],
+    plan: Plan,
+    log: LogTail | None,
+    say: Say,
+    deadline: float,
+    host: Watch,
+) -> int:
     failed = 0
     for batch, context in pairs:
         if time.monotonic() + 0.5 * plan.point_s > deadline:
@@ -296,9 +316,7 @@ def run_url(
     try:
         own = listeners(client)
         with Watch(lambda: set().union(*map(tree, own))) as host:
-            failed = measure_all(client, served, recorder, pairs, plan, tail, say, deadline, host)
-            if load is not None:
-                failed += _loads(client, served, load, recorder, say, deadline, host)
+            failed = measure_all(client, served, recorder, pairs, load, plan, tail, say, deadline, host)
     except ServerError as error:
         raise ServerError(f"{error}{recorder.kept()}") from None
     if not recorder.drop_if_empty():
@@ -318,8 +336,8 @@ def _blind(served: Served) -> tuple[str, str]:
 
 
 def _tail(log: Path) -> LogTail:
-    if not log.is_file():
-        raise InputError("no such log", where=f"--server-log {log}", mend="check the path, or leave it out")
+    with opening(log, "log", where="--server-log"):
+        log.stat()
     return LogTail(log)
 
 
@@ -382,13 +400,13 @@ def run_setup(
         recorder = Recorder(record, folder)
         try:
             with Watch(server.members) as host:
-                pairs = setup.pairs()
-                failed = measure_all(server.client, served, recorder, pairs, plan, LogTail(log), say, deadline, host)
-                if setup.load is not None:
-                    failed += _loads(server.client, served, setup.load, recorder, say, deadline, host)
+                pairs, lines = setup.pairs(), LogTail(log)
+                failed = measure_all(
+                    server.client, served, recorder, pairs, setup.load, plan, lines, say, deadline, host
+                )
             if setup.profile and time.monotonic() + 30 > deadline:
                 say("  the time limit leaves out the profile")
-            elif setup.profile:
+            elif setup.profile and pairs:  # a run that goes on may have none left
                 failed += _profile(server.client, served, setup, recorder, say)
         except ServerError as error:
             kept = recorder.kept()
@@ -452,14 +470,6 @@ def run_list(
             )
             say(failures[-1])
     return paths, failures
-
-
-def _loads(
-    client: Client, served: Served, load: Load, recorder: Recorder, say: Say, deadline: float, host: Watch
-) -> int:
-    record = recorder.record
-    record.method = f"{record.method}; {LOAD_METHOD}" if record.points else LOAD_METHOD
-    return measure_loads(client, served, load, record, recorder.save, say, deadline, host)
 
 
 def _profile(client: Client, served: Served, setup: Setup, recorder: Recorder, say: Say) -> int:

@@ -29,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.errors import InputError, as_fraction
+from specsim.files import opening, why
 from specsim.quantities import counted
 
 Ints = NDArray[np.int64]
@@ -260,16 +261,10 @@ class Trace:
         return block
 
     def _open(self) -> TextIO:
-        try:
+        with opening(self.path, "trace"):
             if self.packed:
                 return io.TextIOWrapper(gzip.open(self.path), encoding="utf-8-sig", newline="")
             return open(self.path, encoding="utf-8-sig", newline="")
-        except FileNotFoundError:
-            raise InputError("no such trace", where=str(self.path), mend="check the path") from None
-        except (OSError, ValueError) as error:
-            raise InputError(
-                f"cannot be read: {error}", where=str(self.path), mend="check the path and its rights"
-            ) from None
 
     def _recognise(self, file: TextIO) -> tuple[Layout, bool]:
         with self._told():
@@ -296,7 +291,7 @@ class Trace:
         except (csv.Error, EOFError, OSError, zlib.error) as error:
             after = f", line {line() + 1}" if line else ""
             mend = "fetch or pack it again" if self.packed else "correct that line"
-            raise InputError(f"cannot be read: {error}", where=f"{self.path}{after}", mend=mend) from None
+            raise InputError(f"cannot be read: {why(error)}", where=f"{self.path}{after}", mend=mend) from None
 
     def _layout(self, names: Sequence[str], what: str) -> Layout:
         """The layout of columns of these names, in letters of either case; `columns` then holds how the file writes each."""

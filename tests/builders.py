@@ -7,12 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from hypothesis import strategies as st
 
 from specsim.engines import Engine, Term, load_engine
 from specsim.forward import Parallel
 from specsim.models import Attention, DraftShape, Experts, Format, Layer, Model, Projection
 from specsim.profiles import AllReduceCurve, Gpu, Launch, OperatorRate, Profile, Source
 from specsim.scenarios import Scenario
+from specsim.simulation_costs import Costs, Server
 
 FACTORS = ("eager_factor", "eager_experts")  # terms that are no times
 SOURCE = Source(kind="assumed", reference="a test", date="2026")
@@ -113,6 +115,22 @@ def scenario(model: Model | None = None, draft: Model | None = None, *, tp: int 
     tokens = np.asarray(d, dtype=float)
     return Scenario(target, drafter, box or profile(), engine or load_engine("sglang"), Parallel(tp), np.asarray(batch, dtype=float),
                     np.asarray(context, dtype=float), more.pop("method", "eagle3"), tokens, tokens - 1, **more)  # fmt: skip
+
+
+def random_server(draw: st.DrawFn, costs: Costs, batch: int, survival: tuple[float, ...]) -> Server:
+    """A server of either policy with these costs, often short of memory, whose other settings hypothesis draws."""
+    return Server(
+        costs,
+        draw(st.sampled_from(["prefill-first", "mixed"])),
+        batch,
+        draw(st.integers(1, 300)),
+        draw(st.integers(10, 1500)),
+        overlap=draw(st.booleans()),
+        survival=survival,
+        prefix_rate=draw(st.sampled_from([0.0, 0.3, 0.999, 1 - 2**-53])),
+        overhead_s=draw(st.sampled_from([0.0, 1e-12, 0.0041, 5.0])),
+        chunk_s=draw(st.sampled_from([0.0, 0.0, 1e-12, 0.0003, 0.02])),
+    )
 
 
 def heed_interrupts() -> None:

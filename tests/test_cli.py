@@ -21,7 +21,7 @@ from test_diagnose import log
 from test_importers import HEAD, ROWS
 
 from specsim.cli import COMMANDS, group, main
-from specsim.commands.common import usage
+from specsim.commands.common import InFile, usage
 
 ROOT = Path(__file__).resolve().parent.parent
 VALIDATION = ROOT / "validation"
@@ -51,7 +51,7 @@ WRONG = {
     "predikt": "did you mean 'predict'",
     "hardware lst": "did you mean 'list'",
     "models shw": "did you mean 'show'",
-    "hardware": "one of diff, import, list, show",
+    "--no-config": "no command; one of predict, calibrate,",
     "predict --bach 3": "no option '--bach'; did you mean",
     "predict --batch": "requires an argument",
     "predict --batch x": "'x' is not a whole number; for example 4",
@@ -85,7 +85,8 @@ WRONG = {
     "predict --eager decode,verify": "give one at a time: --eager decode --eager verify",
     "predict --routing unifrom": "did you mean 'uniform'",
     "predict --routing zipf:x": "for example zipf:0.8",
-    "predict --tp 3": "--tp: tp 3 does not divide 64 attention heads",
+    "predict --tp 3": "--tp: tp 3 does not divide 64 attention heads of Kimi-K2.5; one of 1, 2, 4, 8 would\n",
+    "predict --tp 6 --dp-attention 2": "--tp: tp 6 over 2 attention groups does not divide 64 attention heads of Kimi-K2.5; one of 2, 4, 8 would\n",
     "predict --tp 16": "tp up to 8, or another --hardware",
     "predict --dp-attention maybe": "neither a number nor 'on'",
     "predict --topk 4": "give --num-steps beside --topk",
@@ -179,6 +180,118 @@ def test_a_wrong_line_is_answered_with_one_line_and_its_mend(
     assert not list(tmp_path.iterdir()), "nothing is left behind"
 
 
+# Every option that reads files or writes a folder, on a line that has all else it needs.
+READS = [
+    "plan --rate 2 --method none --trace",
+    "simulate --method none --trace",
+    "simulate --rate 2 --policy",
+    "report -o x.html --from",
+    "validate --scenarios",
+    "validate --url http://127.0.0.1:9 --server-log",
+    "calibrate --refit",
+]
+READS_FOLDERS_TOO = [
+    "validate --records",
+    "validate --launch --model",
+    "validate --launch --model config.json --method eagle3 --num-steps 3 --draft",
+    "fit --records",
+]
+READS_NAMES_TOO = [
+    "predict --routing", "predict --hardware", "hardware show", "hardware import nccl.txt --into",
+    "hardware import --into 8x-h100 -o x.yaml", "observe", "diagnose",
+]  # fmt: skip
+WRITES_FOLDERS = ["validate --url http://127.0.0.1:9 --output", "calibrate --cpu --out", "observe nccl.txt --output"]
+
+
+def _asked(line: str, capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as stop:
+        main(shlex.split(line))
+    out, err = capsys.readouterr()
+    assert (stop.value.code, out) == (2, ""), err
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert "Errno" not in err
+    return err
+
+
+def test_the_lines_name_every_option_that_reads_files_or_writes_a_folder() -> None:
+    lines = [*READS, *READS_FOLDERS_TOO, *READS_NAMES_TOO, *WRITES_FOLDERS]
+    named = {f"specsim {line.split()[0]} {line.split()[-1]}" for line in lines}
+    typed = {
+        f"{path} {param.opts[-1]}"
+        for path, command in TREE.items()
+        for param in command.params
+        if isinstance(param.type, InFile)
+    }
+    assert typed <= named
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("folder").mkdir()
+    Path("nccl.txt").write_text("".join([HEAD, *ROWS]))
+    shutil.copy(ROOT / "specsim" / "presets" / "Qwen3-8B.json", "config.json")
+
+
+@pytest.mark.parametrize("line", [*READS, *READS_NAMES_TOO])
+def test_a_folder_for_a_file_is_told_as_any_other_error(
+    line: str, files: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert re.search(r"folder: is a folder(, not a [a-z ]+; give a file|; give the files in it)\n$", _asked(f"{line} ./folder", capsys))  # fmt: skip
+
+
+@pytest.mark.parametrize("line", [*READS, *READS_FOLDERS_TOO])
+def test_a_file_that_is_not_there_and_an_empty_name_are_told(
+    line: str, files: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert re.search(r"nowhere.x: (no such [a-z. ]+; check the path|does not exist; give)", _asked(f"{line} nowhere.x", capsys))  # fmt: skip
+    assert f"{line.split()[-1]}: is empty; give a path, or leave it out" in _asked(f"{line} ''", capsys)
+
+
+@pytest.mark.parametrize("line", WRITES_FOLDERS)
+def test_a_file_for_a_folder_to_write_is_told_before_any_work(
+    line: str, files: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for given in ("nccl.txt", "nccl.txt/below"):
+        assert f"{line.split()[-1]}: 'nccl.txt' is a file; name a folder" in _asked(f"{line} {given}", capsys)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (
+            "predict --batch x --contxt 4 --accept-rate y --draft-tokens 3",
+            ["--batch: 'x' is not", "--accept-rate: 'y' is not", "predict: no option '--contxt'; did you mean '--cont"],
+        ),
+        (
+            "predict --tp 3 --batch 0 --accept-rate 60 --routing zipf",
+            ["--tp: tp 3 does", "--batch: 0 is", "--accept-rate: 60 is", "--routing: 'zipf' is neither"],
+        ),
+        (
+            "simulate --rate 2 --hardware 8x-h10 --model Kimi-K25 --method ngram --accept-rate 2",
+            ["no hardware profile '8x-h10'", "no model 'Kimi-K25'", "--accept-rate: 2 is"],
+        ),
+        ("validate --url x --batch 0,1 --rate z", ["--batch: '0,1' holds", "--rate: 'z' is not"]),
+        ("predict --batch x --plot nowhere/x.svg", ["--batch: 'x' is", "--plot: there is no folder 'nowhere'"]),
+        ("hardware show 1x-h200 --plt x --jsn", ["no option '--plt'", "no option '--jsn'"]),
+    ],
+)
+def test_all_that_is_wrong_with_a_line_is_told_at_once(
+    line: str, said: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line each."""
+    with pytest.raises(SystemExit) as stop:
+        main(shlex.split(line))
+    out, err = capsys.readouterr()
+    assert (stop.value.code, out) == (2, "")
+    lines = err.splitlines()
+    assert all(one.startswith("error: ") for one in lines)
+    for part in said:
+        assert [one for one in lines if part in one], err
+    assert len(lines) == len(said)
+
+
 def test_a_rate_may_be_a_percentage_wherever_one_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
     """60.5% is 0.605, and lists and ranges of percentages are those of fractions."""
 
@@ -257,6 +370,36 @@ def _leaves(command: click.Command) -> Iterator[click.Command]:
 def test_every_answer_comes_as_json_too(name: str) -> None:
     found = import_module(f"specsim.commands.{name}").command
     assert all("--json" in [flag for param in leaf.params for flag in param.opts] for leaf in _leaves(found))
+
+
+@pytest.mark.parametrize(
+    ("line", "same"),
+    [
+        ("hardware --json", "hardware list --json"),
+        ("models --json", "models list --json"),
+        ("hardware", "hardware list"),
+        ("hardware --json show 1x-h200", "hardware show 1x-h200 --json"),
+        ("--json models show Qwen3-8B", "models show Qwen3-8B --json"),
+        ("--no-config --json hardware", "hardware list --json"),
+    ],
+)
+def test_json_may_stand_before_a_command_and_a_group_alone_lists(
+    line: str, same: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = []
+    for one in (line, same):
+        with pytest.raises(SystemExit) as ended:
+            main(one.split())
+        said.append((ended.value.code, capsys.readouterr().out))
+    assert said[0] == said[1]
+    assert said[0][0] == 0
+    assert len(said[0][1]) > 1000
+
+
+def test_every_group_says_in_its_help_that_it_gives_json() -> None:
+    groups = [command for command in TREE.values() if isinstance(command, click.Group)]
+    assert len(groups) > 2
+    assert all("--json" in command.get_help(click.Context(command)) for command in groups)
 
 
 def test_a_report_says_as_json_which_file_it_wrote(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

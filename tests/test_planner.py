@@ -125,7 +125,7 @@ def test_any_options_give_the_document_or_the_error_of_the_command_line(options)
         document = PLANNER.document({"options": options})
         json.loads(PLANNER.answer({"options": options}), parse_constant=pytest.fail)  # nan is none of JSON
     except InputError as error:
-        document = f"error: {error}\n"
+        document = "".join(f"error: {one}\n" for one in getattr(error, "errors", (error,)))
     assert document == (err if stop.value.code else out).getvalue()
 
 

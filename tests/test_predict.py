@@ -529,7 +529,11 @@ def test_an_interval_of_even_routing_that_reaches_down_alone_says_why() -> None:
 def test_a_batch_beyond_the_running_limit_names_the_engines_own_flag() -> None:
     for engine, flag in (("sglang", "--max-running-requests"), ("vllm", "--max-num-seqs")):
         made = build(model="Qwen3-8B", hardware="1x-h200", engine=engine, batch=32, max_running_requests=16)
-        assert f"{engine} runs at most 16 requests at once here: batch 32 would queue (set {flag})" in made.warnings
+        queued = f"{engine} runs at most 16 requests at once here: batch 32 would queue; more need {flag} 32 in the launch line, which --{engine}-args reads"
+        assert queued in made.warnings
+        line = f"--model-path Qwen/Qwen3-8B {flag} 32" if engine == "sglang" else f"vllm serve Qwen/Qwen3-8B {flag} 32"
+        told = specsim.predict(hardware="1x-h200", batch=32, **{f"{engine}_args": line}).scenario
+        assert not any("would queue" in warning for warning in told.warnings), "the mend mends it"
 
 
 def test_a_drafter_that_cannot_serve_the_target_is_told_by_its_own_name() -> None:
@@ -544,6 +548,26 @@ def test_a_drafter_that_cannot_serve_the_target_is_told_by_its_own_name() -> Non
     made = build(model="Qwen3-8B", draft=replace(drafter, vocab=32000), hardware="1x-h200")
     assert "qwen3-8b-eagle3 has 32000 tokens, Qwen3-8B 151936: they must share a tokenizer" in made.warnings
     assert not any("tokenizer" in w for w in build(model="Qwen3-8B", draft=drafter, hardware="1x-h200").warnings)
+
+
+def test_a_draft_model_of_another_vocabulary_is_refused_as_both_engines_do() -> None:
+    """Llama-3.2-1B has 128,256 tokens, Qwen3-8B 151,936; vLLM can be told to draft what both have. Models of a family pass."""
+    pair = {"model": "Qwen3-8B", "draft": "Llama-3.2-1B", "hardware": "1x-h200"}
+    said = "^--draft: Llama-3.2-1B has 128256 tokens, Qwen3-8B 151936: they must share a tokenizer; give a draft model of the target's family"
+    with pytest.raises(specsim.InputError, match=f"{said}$"):
+        build(**pair)
+    with pytest.raises(
+        specsim.InputError, match=f'{said}, or "use_heterogeneous_vocab": true in --speculative-config$'
+    ):
+        build(**pair, engine="vllm")
+    config = json.dumps({"model": "Llama-3.2-1B", "num_speculative_tokens": 3, "use_heterogeneous_vocab": True})
+    line = f"vllm serve Qwen/Qwen3-8B --speculative-config '{config}'"
+    told = specsim.predict(hardware="1x-h200", vllm_args=line).scenario
+    assert (told.method, [w for w in told.warnings if "vLLM drafts what both have alone" in w] != []) == (
+        "draft-model",
+        True,
+    )
+    assert not any("tokenizer" in w for w in build(model="Qwen3-8B", draft="Qwen3-0.6B", hardware="1x-h200").warnings)
 
 
 def test_groups_of_data_parallel_attention_have_graphs_of_their_own() -> None:

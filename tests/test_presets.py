@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from specsim.commands.models import command
 from specsim.configs import PRESETS, Preset, default_draft, list_presets, load_config, load_model
-from specsim.model_text import parts
+from specsim.model_text import parts, stored
 
 ALL = list_presets()
 TARGETS = [p for p in ALL if p.role == "target"]
@@ -171,3 +171,10 @@ def test_an_unknown_model_is_one_line_and_exit_code_2() -> None:
     assert result.stderr.startswith("error: ")
     assert result.stderr.count("\n") == 1
     assert "did you mean 'Kimi-K2.5'" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("Qwen3-8B", "bf16"), ("DeepSeek-V3", "fp8 in blocks"), ("gpt-oss-20b", "mxfp4 (experts)")]
+)
+def test_a_model_without_quantisation_says_the_format_that_it_is_stored_in(name: str, said: str) -> None:
+    assert stored(load_model(name)) == said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -130,6 +131,13 @@ def test_faster_memory_shows_in_the_operators():
     for operator in ("gemm_bf16", "attention_gqa", "moe_bf16"):
         rates = [load_profile(box).operators[operator].bandwidth_gb_s for box in boxes]
         assert rates == sorted(rates, reverse=True)
+
+
+@pytest.mark.parametrize("name", list_profiles())
+def test_what_a_box_says_of_itself_counts_no_calls_of_a_model(name):
+    """How many kernels and all-reduces a pass has follows from the model, which a result counts."""
+    said = [caveat for caveat in load_profile(name).caveats if re.search(r"\d (kernels|all-reduces)\b", caveat)]
+    assert not said
 
 
 def test_field_box_says_that_its_curve_is_inferred():

@@ -268,3 +268,10 @@ def test_every_command_that_answers_questions_has_its_function() -> None:
     assert {"predict", "sweep", "plan", "simulate", "diagnose", "validate", "observe"} <= set(COMMANDS) & set(
         specsim.__all__
     )
+
+
+def test_wrong_options_are_told_together_and_each_by_itself() -> None:
+    with pytest.raises(specsim.InputError) as caught:
+        specsim.predict(batch=0, context=-5, tp=3)
+    assert [error.where for error in caught.value.errors] == ["--tp", "--batch", "--context"]  # type: ignore[attr-defined]
+    assert str(caught.value) == "; and ".join(map(str, caught.value.errors))  # type: ignore[attr-defined]

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders import dense, moe, scenario
+from builders import dense, moe, random_server, scenario
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -335,18 +335,7 @@ def runs(draw: st.DrawFn) -> tuple[Server, dict[str, Any], int | None]:
     if draw(st.booleans()):  # draft lengths by batch
         lengths = np.asarray(draw(st.lists(st.integers(0, drafts), min_size=batch + 1, max_size=batch + 1)))
         costs = replace(costs, drafts=lengths, rows=lengths + 1)
-    server = Server(
-        costs,
-        draw(st.sampled_from(["prefill-first", "mixed"])),
-        batch,
-        draw(st.integers(8, 300)),
-        draw(st.integers(60, 1500)),
-        overlap=draw(st.booleans()),
-        survival=survival,
-        prefix_rate=draw(st.sampled_from([0.0, 0.3])),
-        overhead_s=draw(st.sampled_from([0.0, 0.004])),
-        chunk_s=draw(st.sampled_from([0.0, 0.0, 0.0003, 0.004])),
-    )
+    server = random_server(draw, costs, batch, survival)
     load = {
         "count": draw(st.integers(1, 80)),
         "inputs": Lengths(draw(st.integers(1, 300)), 0.2),

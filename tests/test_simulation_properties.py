@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from builders import random_server
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -47,18 +48,8 @@ def runs(draw: st.DrawFn) -> tuple[Server, list[Requests], int | None]:
         contexts, step, np.rint(step.min(axis=1) * rng.random()), tokens, reach, times(len(tokens), len(reach)),
         by_batch + 1, by_batch, *led,
     )  # fmt: skip
-    server = Server(
-        costs,
-        draw(st.sampled_from(["prefill-first", "mixed"])),
-        batch,
-        draw(st.integers(1, 200)),
-        draw(st.integers(10, 1200)),
-        overlap=draw(st.booleans()),
-        survival=tuple(np.sort(rng.choice([0.0, 1.0, *rng.random(3)], drafts))[::-1].tolist()),
-        prefix_rate=draw(st.sampled_from([0.0, 0.3, 0.999, 1 - 2**-53])),
-        overhead_s=draw(st.sampled_from([0.0, 1e-12, 0.0041, 5.0])),
-        chunk_s=draw(st.sampled_from([0.0, 0.0, 1e-12, 0.0003, 0.02])),
-    )
+    survival = tuple(np.sort(rng.choice([0.0, 1.0, *rng.random(3)], drafts))[::-1].tolist())
+    server = random_server(draw, costs, batch, survival)
     n, gap = draw(st.integers(1, 60)), draw(st.sampled_from([0, 1, 10**7, 10 * MS, PS]))
     arrival = np.cumsum(rng.integers(0, gap + 1, n) * rng.integers(0, 2, n))
     given = rng.integers(1, draw(st.sampled_from([1, 60, 400])) + 1, n)

@@ -28,6 +28,8 @@ from specsim.validation import left_to_measure, run_list, run_setup
 
 ROOT = Path(__file__).parents[1]
 FAKE = (sys.executable, str(ROOT / "tests" / "fake_server.py"))
+SPECSIM = (sys.executable, "-m", "specsim", "validate")
+STARTED = ("--server-command", " ".join(FAKE))
 PLAN = Plan(min_repeats=2, max_repeats=2, lengths=(4, 8, 16, 24))
 DENSE = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 8}
 
@@ -288,7 +290,10 @@ def test_what_is_wrong_is_found_before_a_server_starts(
         validate.check([good], tmp_path / "file")
 
 
-def test_stop_kills_a_child_that_ignores_sigterm(tmp_path: Path) -> None:
+@pytest.mark.parametrize("proc", ["/proc", "/nowhere"])
+def test_stop_kills_a_child_that_ignores_sigterm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, proc: str) -> None:
+    """Also where the system has no /proc, as macOS: the server leads a group of its own."""
+    monkeypatch.setattr("specsim.server.PROC", Path(proc))
     code = (
         "import signal, subprocess, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
         "p = subprocess.Popen([sys.executable, '-c', 'import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(99)']);"
@@ -322,20 +327,7 @@ def test_stop_finds_a_child_that_left_the_session(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupted_command_leaves_no_orphan(model: Path, tmp_path: Path, number: signal.Signals) -> None:
     child = tmp_path / "child"
-    command = [
-        sys.executable,
-        "-m",
-        "specsim",
-        "validate",
-        "--launch",
-        "--model",
-        str(model),
-        "--batch",
-        "1",
-        "-o",
-        str(tmp_path),
-    ]
-    command += ["--server-command", " ".join(FAKE)]
+    command = [*SPECSIM, "--launch", "--model", str(model), "--batch", "1", "-o", str(tmp_path), *STARTED]
     env = {**os.environ, "FAKE_STEP_MS": "50", "FAKE_CHILD_FILE": str(child), "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
         command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heed_interrupts
@@ -353,10 +345,7 @@ def test_an_interrupted_command_leaves_no_orphan(model: Path, tmp_path: Path, nu
 
 def test_the_command_prints_one_json_document(model: Path, tmp_path: Path) -> None:
     command = [
-        sys.executable,
-        "-m",
-        "specsim",
-        "validate",
+        *SPECSIM,
         "--launch",
         "--model",
         str(model),
@@ -364,8 +353,11 @@ def test_the_command_prints_one_json_document(model: Path, tmp_path: Path) -> No
         "1,99",
         "--context",
         "32",
+        "-o",
+        str(tmp_path),
+        *STARTED,
     ]
-    command += ["-o", str(tmp_path), "--server-command", " ".join(FAKE), "--quick", "--json"]
+    command += ["--quick", "--json"]
     done = subprocess.run(
         command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=60
     )
@@ -377,7 +369,7 @@ def test_the_command_prints_one_json_document(model: Path, tmp_path: Path) -> No
 
 def test_resume_leaves_out_what_is_done(model: Path, tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text("- {name: a, model: models/tiny.json}\n- {name: b, model: models/tiny.json}\n")
-    command = [sys.executable, "-m", "specsim", "validate", "--scenarios", str(tmp_path / "s.yaml"), "--resume"]
+    command = [*SPECSIM, "--scenarios", str(tmp_path / "s.yaml"), "--resume"]
     command += [
         "--batch",
         "1",
@@ -411,6 +403,10 @@ def test_resume_leaves_out_what_is_done(model: Path, tmp_path: Path) -> None:
         ("- {name: a, model: m, method: eagle3, draft: d}", "needs num_steps"),
         ("- {name: a, model: m, method: eagle3, num_steps: 2}", "needs a draft"),
         ("- {name: a, model: m, method: ngram}", "needs draft_tokens"),
+        (
+            "- {name: a, model: m, profile: true, load: {rates: [2]}}",
+            "profile is of the first point, and a load has none",
+        ),
         ("- {name: a, model: m, num_steps: 2}", "without a method"),
         ("- {name: a, model: m, method: mtp, num_steps: 1, accept_length: 2.5}", "above num_steps"),
         ("- {name: a, model: m, method: mtp, num_steps: 2, topk: 4}", "topk above 1 needs draft_tokens"),

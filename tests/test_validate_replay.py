@@ -343,6 +343,21 @@ def test_a_record_of_a_newer_release_is_told_and_other_files_are_not(tmp_path: P
         (["--scenarios", "x", "--method", "ngram"], "--method: says nothing with --scenarios"),
         (["--launch", "--model", "x", "--server-command", ""], "--server-command: names no program"),
         (["--launch", "--model", "x", "--accept-length", "2"], "--accept-length: is about speculation"),
+        (["--launch", "--model", "x", "--topk", "4"], "--topk: is about speculation; give --method too"),
+        (
+            ["--launch", "--model", "x", "--method", "ngram", "--draft", "y"],
+            "--draft: says nothing with --method ngram",
+        ),
+        (["--url", "x", "--rate", "2", "--quick"], "--quick: is about points, and --rate alone measures none"),
+        (["--launch", "--model", "x", "--rate", "2", "--profile"], "--profile: is about points"),
+        (
+            ["--records", str(ROOT / "validation" / "llama8b-base.json"), "--model", "Qwen3-8B"],
+            "--model: says nothing: every record holds its model",
+        ),
+        (
+            ["--records", str(ROOT / "validation" / "llama8b-base.json"), "--draft", "qwen3-8b-eagle3"],
+            "--draft: says nothing without --model",
+        ),
         (["--url", "x", "--name", "../x"], "cannot be a file's name"),
         (["--url", "x", "--vllm-args", "--a 'b"], "--vllm-args: cannot be split: no closing quotation"),
     ],

@@ -248,7 +248,7 @@ def test_bad_traces_are_one_line(tmp_path: Path, text: str, says: str) -> None:
 def test_files_that_are_no_traces(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such trace"):
         Trace(tmp_path / "missing.csv")
-    with pytest.raises(InputError, match="cannot be read"):
+    with pytest.raises(InputError, match="is a folder, not a trace; give a file"):
         Trace(tmp_path)
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(InputError, match="is a pipe, and a trace is read more than once; write it to a file first"):
@@ -257,7 +257,7 @@ def test_files_that_are_no_traces(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is not a text file"):
         Trace(tmp_path / "binary.csv")
     (tmp_path / "not.gz").write_bytes(b"plain")
-    with pytest.raises(InputError, match=r"cannot be read: Not a gzipped file.*; fetch or pack it again"):
+    with pytest.raises(InputError, match=r"cannot be read: not a gzipped file.*; fetch or pack it again"):
         Trace(tmp_path / "not.gz")
     for change in ({"speed": 0.0}, {"spread_s": -1.0}, {"spread_s": 1e300}, {"spread_s": float("nan")}):
         with pytest.raises(InputError):

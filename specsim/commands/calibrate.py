@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specsim.commands.common import (
+    InFile,
     Meter,
     Name,
     OutFile,
+    OutFolder,
     json_option,
     note,
     on_the_line,
@@ -37,7 +39,7 @@ OF_A_FIT = ("refit", "output", "plot", "as_json")  # options that say something 
 @click.option("--name", type=Name(), help="The profile's name, e.g. 1x-h200; default 8x-gpu and the like.")
 @click.option(
     "--out",
-    type=click.Path(file_okay=False),
+    type=OutFolder(),
     metavar="DIR",
     help="Work folder with every finished measurement; default calibration-NAME.",
 )
@@ -105,7 +107,7 @@ OF_A_FIT = ("refit", "output", "plot", "as_json")  # options that say something 
 @click.option(
     "--refit",
     multiple=True,
-    type=click.Path(dir_okay=False),
+    type=InFile(),
     metavar="FILE",
     help="Measure nothing: fit a calibration's record (NAME.record.json) again, into -o; repeatable, to add later measurements of the same box.",
 )
@@ -143,7 +145,7 @@ def command(**options: Any) -> None:
     from specsim.errors import WorkError
 
     if options["refit"]:
-        _refit([Path(path) for path in options["refit"]], options)
+        _refit(list(options["refit"]), options)
         return
     plan, name = _plan(options)
     from specsim.calibration import session

@@ -23,7 +23,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 ELSEWHERE = ("--plot", "--jobs", "--cluster")  # options that change nothing in a document
 REDRAWN_S, SAID_S = 0.1, 5.0  # how often progress is shown on a terminal, and elsewhere
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on standard output.")
+ASKED_JSON = f"{__name__}.json"
+JSON_HELP = "Print one JSON document on standard output."
+json_option = click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 
 
 class Share(click.types.FloatParamType):
@@ -103,7 +105,8 @@ class Context(click.Context):
 
 
 class Group(click.Group):
-    """A group whose unknown commands are answered with the nearest known one, and none with those there are."""
+    """A group whose unknown commands are answered with the nearest known one, and none with those there are, or by the `usual` one.
+    --json before a command is that command's."""
 
     context_class = Context
 
@@ -113,8 +116,17 @@ class Group(click.Group):
             command.context_class = Context
         return command
 
-    def __init__(self, *args: Any, **settings: Any) -> None:
+    def __init__(self, *args: Any, usual: str | None = None, **settings: Any) -> None:
         super().__init__(*args, **{"no_args_is_help": False, **settings})
+        self.usual = usual
+        self.params.append(
+            click.Option(["--json"], is_flag=True, expose_value=False, callback=_ask_json, help=JSON_HELP)
+        )
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if self.usual and not ctx.resilient_parsing and all(word.startswith("-") for word in args):
+            args = [*args, self.usual]
+        return super().parse_args(ctx, args)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -124,7 +136,14 @@ class Group(click.Group):
             from specsim.errors import InputError, did_you_mean
 
             raise InputError(f"no command {args[0]!r}", where=ctx.command_path, mend=did_you_mean(args[0], known))
-        return super().resolve_command(ctx, args)
+        name, command, rest = super().resolve_command(ctx, args)
+        asked = ctx.meta.get(ASKED_JSON) and not isinstance(command, click.Group)
+        return name, command, ["--json", *rest] if asked else rest
+
+
+def _ask_json(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value:
+        ctx.meta[ASKED_JSON] = True  # also of the contexts below
 
 
 def usage(error: click.ClickException) -> str:
@@ -146,6 +165,41 @@ def usage(error: click.ClickException) -> str:
         return f"{context.command_path}: no command; one of {', '.join(context.command.list_commands(context))}"
     mend = "" if "Did you mean" in said else f"; {context.command_path} --help lists the options"
     return f"{context.command_path}: {said[:1].lower()}{said[1:].replace('. (Did', ' (Did')}{mend}"
+
+
+def all_wrong(error: click.ClickException) -> list[click.ClickException]:
+    """The error, which click raises at the first wrong word of a line, with what else is wrong with its options."""
+    from specsim.errors import InputError
+
+    context = getattr(error, "ctx", None)
+    told_alone = isinstance(error, click.MissingParameter) or not isinstance(error, (click.BadParameter, click.NoSuchOption))  # fmt: skip
+    if context is None or told_alone:
+        return [error]
+    found: list[click.ClickException] = []
+    parser = context.command.make_parser(context)
+    parser.ignore_unknown_options = True
+    try:
+        given, left, _ = parser.parse_args(_words(context))
+    except click.UsageError:
+        return [error]
+    context.params.clear()
+    for param in context.command.get_params(context):
+        if param.is_eager or param.name not in given:
+            continue
+        try:
+            param.handle_parse_result(context, given, [])
+        except click.BadParameter as wrong:
+            found.append(wrong)
+        except InputError:  # told once click finds nothing wrong
+            continue
+    found += [click.NoSuchOption(word.partition("=")[0], ctx=context) for word in left if word.startswith("--")]
+    return found or [error]
+
+
+def _words(context: click.Context) -> list[str]:
+    """The words of this run's line after the command."""
+    line = list((context.find_root().obj or {}).get("line", ()))
+    return line[line.index(context.info_name) + 1 :] if context.info_name in line else []
 
 
 def _in_words(said: str, kind: click.ParamType) -> str:  # type: ignore[type-arg, unused-ignore]
@@ -176,10 +230,9 @@ def _nearest_option(context: click.Context, name: str) -> str:
 def _stray(context: click.Context, error: click.ClickException) -> str:
     """A word that no option takes, of a line that lacks an option: click tells the lack first, and the word is its cause."""
     takes_words = any(isinstance(param, click.Argument) for param in context.command.params)
-    line = list((context.find_root().obj or {}).get("line", ()))
-    if takes_words or not isinstance(error, click.MissingParameter) or context.info_name not in line:
+    if takes_words or not isinstance(error, click.MissingParameter):
         return ""
-    _, left, _ = context.command.make_parser(context).parse_args(line[line.index(context.info_name) + 1 :])
+    _, left, _ = context.command.make_parser(context).parse_args(_words(context))
     return left[0] if left else ""
 
 
@@ -197,6 +250,26 @@ def on_the_line() -> list[click.Parameter]:
     context = click.get_current_context()
     line = click.core.ParameterSource.COMMANDLINE
     return [p for p in context.command.params if context.get_parameter_source(p.name or "") is line]
+
+
+class InFile(click.Path):
+    """A file, or a folder of them, to read. Whoever reads it tells what is wrong with it."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        if not str(value):
+            self.fail("is empty; give a path, or leave it out", param, ctx)
+        return Path(value)
+
+
+class OutFolder(InFile):
+    """A folder to write into, which is made where it is not there."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        path = super().convert(value, param, ctx)
+        for part in (path, *path.parents):
+            if part.exists() and not part.is_dir():
+                self.fail(f"{str(part)!r} is a file; name a folder", param, ctx)
+        return path
 
 
 class OutFile(click.Path):

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
-from specsim.commands.common import Meter, OneOf, OutFile, json_option, note, print_json, show
+from specsim.commands.common import InFile, Meter, OneOf, OutFile, json_option, note, print_json, show
 
-PATH = click.Path(path_type=Path)
+PATH = InFile()
 
 
 @click.command()

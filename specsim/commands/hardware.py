@@ -31,9 +31,9 @@ NOTES = 20  # of an import, printed at most
 TABLES = "aiconfigurator:"  # prefix of a system whose tables are imported
 
 
-@click.group(cls=Group)
+@click.group(cls=Group, usual="list")
 def command() -> None:
-    """List, show, compare and import hardware profiles.
+    """List, show, compare and import hardware profiles; alone it lists.
 
     \b
     Examples:
@@ -387,8 +387,10 @@ def _check_options(options: dict[str, Any]) -> None:
 def _check_target(into: str | None, output: Path | None) -> None:
     """A shipped profile is never changed in place."""
     from specsim.errors import InputError
+    from specsim.profiles import load_profile
 
-    if into and output is None and not Path(into).is_file():
+    if into and output is None and not Path(into).exists():
+        load_profile(into)  # no name of one is told first
         raise InputError(f"{into!r} is a shipped profile", where="--into", mend="give -o FILE for the result")
 
 

@@ -7,13 +7,13 @@ import click
 from specsim.commands.common import Group, json_option, note, print_json, show
 from specsim.commands.scenario import MODEL
 from specsim.configs import default_draft, list_presets, load_model
-from specsim.model_text import count, describe, page, size
+from specsim.model_text import count, describe, page, size, stored
 from specsim.pages import Grid, Line, grid
 
 
-@click.group("models", cls=Group)
+@click.group("models", cls=Group, usual="list")
 def command() -> None:
-    """List and show models as specsim reads them.
+    """List and show models as specsim reads them; alone it lists.
 
     \b
     Example:  specsim models list
@@ -61,7 +61,7 @@ def list_command(as_json: bool) -> None:
                 own = [*preset.drafts, *(["MTP (built in)"] if preset.mtp else [])]
                 last = ", ".join(own) or "-" if role == "target" else model.draft.kind if model.draft else "model"
                 sizes = (count(model.total_parameters), count(model.active_parameters), size(model.weight_bytes))
-                shown.append((preset.name, *sizes, model.quantisation, last))
+                shown.append((preset.name, *sizes, stored(model), last))
         heads = ("model", ">total", ">active", ">weights", "stored as", "~drafters" if role == "target" else "kind")
         parts += [Line(title, "title"), grid(heads, shown), Line()]
     show(parts[:-1])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from specsim.commands.common import Meter, json_option, note, print_json, show
+from specsim.commands.common import Meter, OutFolder, json_option, note, print_json, show
 
 if TYPE_CHECKING:
     from specsim.records import Record
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("sources", nargs=-1, metavar="FILE|URL...")
-@click.option("-o", "--output", metavar="DIR", help="Write each record as JSON into this folder.")
+@click.option("-o", "--output", type=OutFolder(), metavar="DIR", help="Write each record as JSON into this folder.")
 @json_option
-def command(sources: tuple[str, ...], output: str | None, as_json: bool) -> None:
+def command(sources: tuple[str, ...], output: Path | None, as_json: bool) -> None:
     """Read what engines and tools leave behind: server logs, metrics, benchmark results, profiles.
 
     The format is found by content: logs of SGLang, vLLM and llama.cpp; /metrics and /get_server_info; bench_serving,
@@ -51,7 +51,7 @@ def command(sources: tuple[str, ...], output: str | None, as_json: bool) -> None
                 problems.append(problem)
     found = contradictions(records)
     if output is not None:
-        _write(records, Path(output))
+        _write(records, output)
     if as_json and records:
         print_json(
             {

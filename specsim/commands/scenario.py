@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
 import specsim.names as known
-from specsim.commands.common import Share
+from specsim.commands.common import InFile, Share
 
 if TYPE_CHECKING:
     from specsim.scenarios import Scenario
@@ -143,7 +142,7 @@ class Known(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 
 
 MODEL, HARDWARE = Known(known.models, files=True), Known(known.hardware, files=True)
-FILE = click.Path(path_type=Path)
+FILE = InFile()
 
 
 class ScenarioOption(click.Option):

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specsim.commands.common import (
+    InFile,
     Meter,
     Name,
     OneOf,
+    OutFolder,
     Percent,
     draw,
     json_option,
@@ -29,6 +31,7 @@ from specsim.commands.common import (
     show,
 )
 from specsim.errors import InputError
+from specsim.names import flag_of
 
 if TYPE_CHECKING:
     from specsim.load import Load
@@ -72,7 +75,7 @@ MODES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("server_log", "vllm_args"), ("url",)),
     **dict.fromkeys(("plot", "fail_over"), ("records",)),
 }
-PATH = click.Path(path_type=Path)
+PATH = InFile()
 
 
 @click.command()
@@ -86,7 +89,12 @@ PATH = click.Path(path_type=Path)
     help="Replay: predicted against observed for the records in this folder (or one file).",
 )
 @click.option(
-    "-o", "--output", type=PATH, default=Path("runs"), metavar="DIR", help="Folder for records and logs; default runs."
+    "-o",
+    "--output",
+    type=OutFolder(),
+    default=Path("runs"),
+    metavar="DIR",
+    help="Folder for records and logs; default runs.",
 )
 @click.option("--batch", type=COUNTS, help="Batch sizes; default 1,4,16,32.")
 @click.option("--context", type=COUNTS, help="Prompt lengths in tokens; default 1024.")
@@ -239,6 +247,7 @@ def command(**options: Any) -> int:
             mend="--records DIR replays offline; `specsim validate --help` shows examples",
         )
     _refuse_others(modes[0])
+    _refuse_idle(options)
     if modes == ["records"]:
         return _replay(options)
     return _measure(modes[0], options)
@@ -251,6 +260,24 @@ def _refuse_others(mode: str) -> None:
         if mode not in ways:
             meant = " or ".join(f"--{way}" for way in ways)
             raise InputError(f"says nothing with --{mode}", where=option.opts[-1], mend=f"it is for {meant}")
+
+
+def _refuse_idle(options: dict[str, Any]) -> None:
+    """Raise InputError for an option on the line that says nothing with another, or without it."""
+    method, given = options["method"], {str(option.name) for option in on_the_line()}
+    if method == "none":
+        for name in ("accept_length", "topk"):
+            if name in given:
+                raise InputError("is about speculation", where=flag_of(name), mend="give --method too, or leave it out")
+    if method == "ngram":
+        for name in ("draft", "num_steps", "topk"):
+            if name in given:
+                raise InputError("says nothing with --method ngram", where=flag_of(name), mend="leave it out")
+    points = options["rate"] is None or options["scenarios"] or given & {"batch", "context"}
+    for name in ("duration", "quick", "profile"):
+        if name in given and not points:
+            mend = "give --batch or --context too, or leave it out"
+            raise InputError("is about points, and --rate alone measures none", where=flag_of(name), mend=mend)
 
 
 def _words(options: dict[str, Any], option: str) -> list[str]:
@@ -379,8 +406,6 @@ def _setup(options: dict[str, Any]) -> Setup:
         raise InputError(
             "--launch needs --model", where="validate", mend="give --model DIR, a folder with a config.json"
         )
-    if options["method"] == "none" and options["accept_length"] is not None:
-        raise InputError("is about speculation", where="--accept-length", mend="give --method too, or leave it out")
     keys = ("model", "draft", "tp", "method", "num_steps", "topk", "draft_tokens", "accept_length", "eager", "profile")
     values = {key: options[key] for key in keys if options[key] is not None}
     values["flags"] = _words(options, "sglang_args")

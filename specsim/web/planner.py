@@ -29,7 +29,7 @@ from specsim.commands.common import usage
 from specsim.commands.scenario import options_of, scenario_options
 from specsim.configs import list_presets, load_model, load_preset, parse_model
 from specsim.engines import Engine, load_engine
-from specsim.errors import InputError, did_you_mean
+from specsim.errors import InputError, did_you_mean, together
 from specsim.files import as_text
 from specsim.launch_lines import sglang_line, vllm_config, vllm_line
 from specsim.machine import SHAPED, Machine
@@ -39,7 +39,7 @@ from specsim.names import ENGINES, METHODS
 from specsim.prediction import SAMPLES, Prediction, Priced, price
 from specsim.profiles import Profile, list_profiles, load_profile, load_shipped, parse_profile
 from specsim.quantities import Quantity
-from specsim.scenarios import Scenario, build
+from specsim.scenarios import Scenario, build, wrong_alone
 from specsim.sweep_run import run
 from specsim.sweeps import Spec
 
@@ -256,7 +256,19 @@ class Planner:
         dropped = {kind: file for kind, file in kept.items() if file is not None}
         if len(dropped) < len(kept):
             raise Missing([kind for kind in kept if kind not in dropped])
-        resolved, notes = options_of(_read(asked.options))
+        values = _read(asked.options)
+        try:
+            return self._build(values, dropped)
+        except InputError as error:
+            no_paths = {
+                name: value
+                for name, value in values.items()
+                if name not in KINDS and (name != "routing" or str(value).startswith("zipf:"))
+            }
+            raise together(error, wrong_alone(no_paths)) from None
+
+    def _build(self, values: dict[str, Any], dropped: dict[str, Kept]) -> tuple[Scenario, dict[str, Any]]:
+        resolved, notes = options_of(values)
         said = {**resolved.get("asked", resolved), **{kind: file.file for kind, file in dropped.items()}}
         resolved.update({kind: file.read for kind, file in dropped.items()}, asked=said)
         for kind in KINDS:
@@ -342,10 +354,16 @@ def _checked(request: Any) -> Asked:
 
 def _read(given: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     """The values of options, read as the command line reads them. Raises InputError."""
-    try:
-        return {str(NAMES[name].name): NAMES[name].process_value(_CONTEXT, value) for name, value in given}
-    except click.ClickException as error:
-        raise InputError(usage(error)) from None
+    read: dict[str, Any] = {}
+    wrong: list[InputError] = []
+    for name, value in given:
+        try:
+            read[str(NAMES[name].name)] = NAMES[name].process_value(_CONTEXT, value)
+        except click.ClickException as error:
+            wrong.append(InputError(usage(error)))
+    if wrong:
+        raise together(wrong[0], wrong[1:])
+    return read
 
 
 def _shipped(kind: str, name: str) -> Model | Profile:
