@@ -67,6 +67,18 @@ class TestForms:
             EAGLE3.replace("--speculative-algorithm", "--speculative-algo"),
             EAGLE3.replace("-num-steps", "_num_steps"),
             EAGLE3.replace("EAGLE3", "eagle3"),
+            EAGLE3 + " \\ ",
+            json.dumps(["python3", "-m", "sglang.launch_server", *EAGLE3.split()]),
+            f"CMD {json.dumps(['python3', '-m', 'sglang.launch_server', *EAGLE3.split()])}",
+            f'ENTRYPOINT ["python3", "-m", "sglang.launch_server"]\nCMD {json.dumps(EAGLE3.split())}',
+            "".join(f"- {word}\n" for word in EAGLE3.split()),
+            "\n          ".join(f'- "{word}"' for word in EAGLE3.split()),
+            f'command: ["python3", "-m", "sglang.launch_server"]\nargs: {json.dumps(EAGLE3.split())}',
+            f"command: [bash, -c]\nargs:\n- |\n  echo up\n  python3 -m sglang.launch_server {EAGLE3}\n",
+            "command: >\n  " + EAGLE3.replace(" --", "\n  --"),
+            f'ALGORITHM="EAGLE3"; sglang serve {EAGLE3.replace("EAGLE3", "$ALGORITHM")}',
+            f"export RANKS=8\nMODEL=target\nsglang serve {EAGLE3.replace('8', '${RANKS}').replace('path target', 'path $MODEL')}",
+            f"sglang serve {EAGLE3.replace('--tp 8', '--tp ${RANKS:-8}')}",
         ],
     )
     def test_are_the_same(self, line: str) -> None:
@@ -74,6 +86,28 @@ class TestForms:
         o = launch.options
         assert (o["method"], o["tp"], o["model"], o["draft"], o["draft_tokens"]) == self.expected
         assert launch.unknown == ()
+
+    def test_a_manifest_tells_image_and_environment_too(self) -> None:
+        """Of a pod's containers that which starts the engine, by its command or its image; no secret of its environment."""
+        args = "".join(f"    - {word}\n" for word in EAGLE3.split())
+        env = "    env:\n    - {name: NCCL_DEBUG, value: INFO}\n    - {name: VLLM_API_KEY, value: sesame}\n"
+        side = "  - {name: proxy, image: nginx:1.27, args: [-g, daemon off;]}\n"
+        pod = "apiVersion: v1\nkind: Pod\nspec:\n  containers:\n"
+        command = "    command: [python3, -m, sglang.launch_server]\n"
+        found = read_launch("sglang", f"{pod}{side}  - image: lmsysorg/sglang:v0.5.16\n{command}{env}    args:\n{args}")
+        assert (found.options["model"], found.options["tp"], found.options["version"]) == ("target", 8, "0.5.16")
+        assert found.options["env"] == {"NCCL_DEBUG": "INFO"}
+        vllm_pod = f"{pod}{side}  - image: vllm/vllm-openai:latest\n    args: [--model, target, -tp, '4']\n"
+        assert (vllm(vllm_pod)["model"], vllm(vllm_pod)["tp"]) == ("target", 4)
+
+    @pytest.mark.parametrize(
+        "text", ["[" * 9000, "- " * 9000 + "x", "a: &a [*a]\ncommand: [x]", "[1, {", "args: []", "%x: ["]
+    )
+    def test_what_only_looks_like_a_list_is_read_as_a_line(self, text: str) -> None:
+        assert isinstance(read_launch("sglang", text).options, dict)
+
+    def test_a_variable_that_the_text_does_not_set_stays(self) -> None:
+        assert sglang("sglang serve --model-path $MODEL --tp 8")["model"] == "$MODEL"
 
     def test_a_value_before_a_redirection_is_a_value(self) -> None:
         line = "nohup python3 -m sglang.launch_server --model-path target --tp 2 > server.log 2>&1 &"
