@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from specsim.errors import InputError
 from specsim.keys import Keys
-from specsim.models import BF16, FP32, Format
+from specsim.models import BF16, FP32, Format, Layer, Model, Projection
 
 MAX_REPEATS = 6  # in one pattern of module names
 MAX_PATTERNS = 1000
@@ -37,6 +37,10 @@ DTYPES = {
     "float8_e4m3fn": FP8,
     "fp8": FP8,
 }
+# What engines make of unquantised weights while they load them, by --quantization (SGLang `Fp8Config` and `W8A8Fp8Config`, vLLM
+# `Fp8Config`, each with a checkpoint that is not serialised in fp8), and the matrices that they leave alone then.
+ONLINE = {"fp8": FP8, "w8a8_fp8": FP8}
+LEFT_ALONE = frozenset({"router", "shared_gate", "index_weights", "per_layer_in"})
 METHODS = "fp8, fbgemm_fp8, compressed-tensors, modelopt, awq, gptq, auto-round, mxfp4, mxfp8, bitsandbytes"
 
 
@@ -49,6 +53,27 @@ def integer(bits: int, group: int, *, zero_points: bool = False) -> Format:
     """Integers with one 16-bit scale a group, and a zero point of `bits` when stored; group -1 or 0: one a channel."""
     scale = 0.0 if group <= 0 else (16 + (bits if zero_points else 0)) / group
     return Format(f"int{bits}", bits, scale)
+
+
+def quantised_online(model: Model, wanted: str) -> Model:
+    """An unquantised model as an engine holds it that was told to quantise it (`wanted`, of `ONLINE`): its layers' matrices and
+    experts, not routers, embedding and head."""
+    found = ONLINE[wanted]
+
+    def stored(p: Projection) -> Projection:
+        return p if p.name in LEFT_ALONE else replace(p, format=found)
+
+    def held(layer: Layer) -> Layer:
+        e = layer.experts
+        experts = e and replace(e, format=found, shared=tuple(map(stored, e.shared)))
+        return replace(layer, mixer=tuple(map(stored, layer.mixer)), ffn=tuple(map(stored, layer.ffn)), experts=experts)
+
+    return replace(
+        model,
+        layers=tuple((held(layer), n) for layer, n in model.layers),
+        mtp_layers=tuple((held(layer), n) for layer, n in model.mtp_layers),
+        quantisation=f"{wanted} (as it is loaded)",
+    )
 
 
 class Patterns:

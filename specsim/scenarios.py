@@ -21,6 +21,7 @@ from specsim.acceptance import Acceptance
 from specsim.configs import default_draft, load_model, load_preset, model_from_config, mtp_draft, public_drafts
 from specsim.engines import Engine, InBlocks, load_engine, running_flag
 from specsim.errors import InputError, did_you_mean
+from specsim.formats import ONLINE, quantised_online
 from specsim.forward import Network, Parallel
 from specsim.keys import Keys
 from specsim.models import BF16, Format, Model
@@ -244,6 +245,7 @@ def build(
         warnings.append(f"no --hardware given: the box is {FIELD_HARDWARE}")
     described = load_engine(engine or "sglang", options.pop("version", None))
     parallel = _parallel(target, profile, tp, ep, dp_attention)
+    target = _served(target, options, warnings)
     if target.draft is not None and target.draft.kind != "model":
         raise InputError(f"{target.name} drafts by {target.draft.kind} and is no target", where="--model", mend="give it as --draft")  # fmt: skip
     drafter, kind = _drafter(target, draft, method, described.name)
@@ -305,7 +307,6 @@ def build(
     _cap(described, options, rows, kind, warnings)
     usual = described.default_attention_backend(_attention(target), profile.gpu.compute_capability, branch)
     warnings += _other_attention(options, usual)
-    target = _served(target, options, warnings)
     known_routing = parse(routing) if isinstance(routing, str) else routing
     return Scenario(
         model=target,
@@ -557,7 +558,9 @@ def _served(model: Model, options: Mapping[str, Any], warnings: list[str]) -> Mo
     elif kv in ("bf16", "bfloat16"):
         model = replace(model, kv_format=BF16)
     wanted = options.get("quantization")
-    if wanted and model.quantisation == "none":
+    if model.quantisation == "none" and wanted in ONLINE:
+        model = quantised_online(model, str(wanted))
+    elif wanted and model.quantisation == "none":
         warnings.append(
             f"--quantization {wanted} of unquantised weights is not modelled: {model.name} is priced as its config.json has it"
         )
