@@ -55,6 +55,10 @@ def compressed(weights: dict[str, Any], **more: Any) -> dict[str, Any]:
             **more}  # fmt: skip
 
 
+def quark(weight: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"quant_method": "quark", "global_quant_config": {"weight": weight, "bias": None}, **more}
+
+
 @pytest.mark.parametrize(
     ("quantisation", "expected"),
     [
@@ -84,6 +88,11 @@ def compressed(weights: dict[str, Any], **more: Any) -> dict[str, Any]:
          4 + 8 / 64 + 32 / (64 * 256)),
         ({"quant_method": "bitsandbytes", "load_in_8bit": True}, 8),
         ({"quant_method": "bitsandbytes"}, 16),
+        (quark({"dtype": "fp4", "group_size": 32}), 4 + 8 / 32),
+        (quark({"dtype": "fp8_e4m3", "qscheme": "per_tensor"}), 8),
+        (quark({"dtype": "uint4", "group_size": 128}), 4 + 16 / 128),
+        (quark({"dtype": "fp4", "group_size": 32}, exclude=["*self_attn*"]), 16),
+        (quark({"dtype": "fp4"}, layer_quant_config={"*o_proj": {"weight": {"dtype": "fp8_e4m3"}}}), 8),
         ({"quant_method": "mxfp4"}, 16),  # experts only, and there are none
         ({}, 16),
     ],
@@ -106,6 +115,14 @@ def test_every_place(key: str, inside: bool) -> None:
     text = {**DENSE, key: FP8} if inside else DENSE
     model = read({"model_type": "x", "text_config": text} | ({} if inside else {key: FP8}))
     assert formats(model.layers[0][0]) == {"qkv": "fp8", "o": "fp8", "ffn_gate_up": "fp8", "ffn_down": "fp8"}
+
+
+def test_a_cache_of_quark_is_in_the_format_that_its_projections_give_out() -> None:
+    caches = {"*k_proj": {"output_tensors": {"dtype": "fp8_e4m3"}, "weight": {"dtype": "fp8_e4m3"}}}
+    found = read(DENSE, quark({"dtype": "fp8_e4m3"}, kv_cache_quant_config=caches))
+    assert (found.kv_format.name, found.head.format, found.quantisation) == ("fp8", BF16, "quark fp8")
+    with pytest.raises(InputError, match=r"global_quant_config.weight.dtype'.*fp6_e3m2.*supported: fp4, fp8"):
+        read(DENSE, quark({"dtype": "fp6_e3m2"}))
 
 
 def test_side_file(tmp_path: Path) -> None:
