@@ -683,6 +683,13 @@ def test_what_no_cost_follows_from_is_said(engine: str, flags: str, words: str) 
     assert "not modelled" not in notes(engine, f"m {plain}" if engine == "vllm" else f"--model-path m {plain}")
 
 
+def test_a_flag_that_is_off_is_not_noted() -> None:
+    assert "not modelled" not in notes("vllm", "m -dcp 1 --cpu-offload-gb 0")
+    assert "not modelled" not in notes(
+        "sglang", "--model-path m --ep-num-redundant-experts 0 --disaggregation-mode null"
+    )
+
+
 @pytest.mark.parametrize(
     ("engine", "flag", "words"),
     [
@@ -692,6 +699,14 @@ def test_what_no_cost_follows_from_is_said(engine: str, flags: str, words: str) 
         ("sglang", "--enable-torch-compile", "the engine's own"),
         ("sglang", "--disaggregation-mode decode", "both prefill and decode"),
         ("sglang", "--load-format gguf", "--load-format gguf is not modelled"),
+        ("sglang", "--cpu-offload-gb 10", "the GPUs' own memory"),
+        ("vllm", "--cpu-offload-gb 10", "the GPUs' own memory"),
+        ("sglang", "--enable-two-batch-overlap", "one after the other"),
+        ("vllm", "-dcp 4", "no cache is cut by tokens"),
+        ("sglang", "--dcp-size 4", "no cache is cut by tokens"),
+        ("sglang", "--moe-dense-tp-size 1", "dense layers are cut as all others"),
+        ("sglang", "--enable-eplb --ep-num-redundant-experts 32", "each expert is held once"),
+        ("sglang", "--tp 2 --enable-torch-symm-mem", "as the engine's others have them"),
         ("vllm", "--hf-overrides '{\"num_hidden_layers\": 4}'", "priced as its config.json has it"),
     ],
 )
