@@ -246,6 +246,7 @@ def build(
     described = load_engine(engine or "sglang", options.pop("version", None))
     parallel = _parallel(target, profile, tp, ep, dp_attention)
     target = _served(target, options, warnings)
+    warnings += _blocks_cut(target, parallel)
     if target.draft is not None and target.draft.kind != "model":
         raise InputError(f"{target.name} drafts by {target.draft.kind} and is no target", where="--model", mend="give it as --draft")  # fmt: skip
     drafter, kind = _drafter(target, draft, method, described.name)
@@ -418,6 +419,32 @@ def check_heads(model: Model, parallel: Parallel) -> None:
             what = f"{a.heads} attention heads" if a.heads % ranks else f"{kv} K/V heads"
             fit = [n for n in range(1, 65) if a.heads % n == 0 and not (kv and kv % n and n % kv)]
             raise InputError(f"tp {ranks} does not divide {what} of {model.name}", where="--tp", mend=f"one of {fit} would")  # fmt: skip
+
+
+def cut_blocks(model: Model, parallel: Parallel) -> str:
+    """What a cut of FP8 weights in blocks leaves that is no multiple of a block, which engines refuse to load ("The output_size of
+    gate's and up's weight = 192 is not divisible by weight quantization block_n = 128"); "" where all fit."""
+    for layer, _ in model.layers:
+        e = layer.experts
+        parts = [("the experts'", e.intermediate, e.format, parallel.tp // parallel.ep)] if e else []
+        rows = ((p, parallel.attention if p in layer.mixer else parallel.tp) for p in layer.projections())
+        parts += [(f"{p.name}'s", p.inputs, p.format, ranks) for p, ranks in rows if p.split == "row"]
+        for whose, width, stored, ranks in parts:
+            block = round(math.sqrt(32 / stored.scale_bits)) if stored.in_blocks else 1
+            if ranks > 1 and width % (ranks * block):
+                return f"{whose} width of {width:,} into {width / ranks:,g} a rank, within blocks of {block}"
+    return ""
+
+
+def _blocks_cut(model: Model, parallel: Parallel) -> Iterator[str]:
+    """Said where an engine refuses a cut of weights in blocks, with the cuts that it takes."""
+    if wrong := cut_blocks(model, parallel):
+        fit = [n for n in range(1, parallel.tp) if parallel.tp % n == 0 and not cut_blocks(model, Parallel(n))]
+        ways = [f"tp {fit[-1]}"] if fit else []
+        if model.experts and not cut_blocks(model, replace(parallel, ep=parallel.tp)):
+            ways.append(f"ep {parallel.tp}")
+        instead = f"; {' or '.join(ways)} would do" if ways else ""
+        yield f"tp {parallel.tp} cuts {wrong}: engines refuse to load FP8 weights so{instead}"
 
 
 def default_tp(heads: Sequence[int], gpus: int) -> int:

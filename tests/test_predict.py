@@ -582,3 +582,27 @@ def test_a_batch_beyond_every_graph_is_told_and_no_other():
     assert len(notes(9, cuda_graph_max_bs=8)) == 1
     assert notes(8, cuda_graph_max_bs=8) == []
     assert notes(257, disable_cuda_graph=True) == []  # asked for
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            {"model": "Qwen3-235B-A22B-FP8", "tp": 8},
+            "the experts' width of 1,536 into 192 a rank, within blocks of 128",
+        ),
+        ({"model": "Qwen3-235B-A22B-FP8", "tp": 8}, "tp 4 or ep 8 would do"),
+        ({"model": "Qwen3-30B-A3B-FP8", "tp": 4}, "tp 2 or ep 4 would do"),
+        ({"model": "MiniMax-M2.5", "tp": 8}, "tp 4 or ep 8 would do"),
+        ({"model": "Qwen3-235B-A22B-FP8", "tp": 8, "ep": 8}, ""),
+        ({"model": "Qwen3-235B-A22B-FP8", "tp": 4}, ""),
+        ({"model": "Qwen3-235B-A22B", "tp": 8}, ""),
+        ({"model": "DeepSeek-V3", "tp": 8}, ""),
+    ],
+)
+def test_a_cut_within_blocks_of_fp8_weights_is_told(options: dict[str, Any], said: str) -> None:
+    """1,536 over 8 ranks is 192, one block and a half, which SGLang and vLLM refuse ("The output_size of gate's and up's weight =
+    192 is not divisible by weight quantization block_n = 128", vLLM issue 17569); 2,048 over 8 is two blocks."""
+    found = [w for w in build(**options, hardware="8x-h200", method="none").warnings if "refuse to load" in w]
+    assert len(found) == bool(said)
+    assert said in "".join(found)
