@@ -362,6 +362,14 @@ def test_embeddings_of_layers_may_have_a_vocabulary_of_their_own() -> None:
     assert read(own).other_parameters == 262400 * 2 * 256
 
 
+def test_whole_numbers_may_be_written_with_a_point() -> None:
+    shape = llama(4096, 2, 32, 8, 14336, 32000)
+    assert read({**shape, "hidden_size": 4096.0, "num_hidden_layers": 2.0}).layers == read(shape).layers
+    for wrong in (4096.5, float("nan"), float("inf"), "4096", True):
+        with pytest.raises(InputError, match=r"hidden_size'.*not a whole number; write a whole number, without quotes"):
+            read({**shape, "hidden_size": wrong})
+
+
 def test_layers_that_a_key_singles_out_are_warned_of() -> None:
     found = read(llama(4096, 4, 32, 8, 14336, 32000, cross_attention_layers=[1, 3])).warnings
     assert found == ("key 'cross_attention_layers' singles out layers and is not used",)
