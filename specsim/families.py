@@ -567,7 +567,9 @@ def mamba1(builder: Builder, plan: Plan) -> Mixer:
         builder.one("dt", rank, inner, "mamba.dt_proj", bias=True),
         builder.one("out", inner, hidden, "mamba.out_proj", split="row"),
     )
-    attention = Attention("linear", 1, 1, inner, state, state_values=inner * (state + kernel - 1))
+    attention = Attention(
+        "linear", inner, inner, 1, state, state_values=inner * (state + kernel - 1)
+    )  # each channel alone
     return Mixer("mamba", attention, projections, 1, rank + 2 * state, inner * (kernel + 1) + inner * (state + 1))
 
 
@@ -580,7 +582,7 @@ def short_conv(builder: Builder, plan: Plan) -> Mixer:
         builder.one("in", hidden, 3 * hidden, "conv.in_proj", bias=bias),
         builder.one("out", hidden, hidden, "conv.out_proj", split="row", bias=bias),
     )
-    attention = Attention("conv", 1, 1, hidden, state_values=hidden * (kernel - 1))
+    attention = Attention("conv", hidden, hidden, 1, state_values=hidden * (kernel - 1))  # each channel alone
     return Mixer("conv", attention, projections, other_parameters=hidden * kernel)
 
 

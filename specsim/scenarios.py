@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -379,7 +379,7 @@ def _scalar(value: Array, option: str) -> int:
 def _parallel(
     model: Model, profile: Profile, tp: int | None, ep: int | None, dp_attention: int | bool | None
 ) -> Parallel:
-    ranks = default_tp(model.heads, profile.gpus) if tp is None else _scalar(_positive("tp", tp), "--tp")
+    ranks = default_tp(model, profile.gpus) if tp is None else _scalar(_positive("tp", tp), "--tp")
     groups = 1 if ep is None else _scalar(_positive("ep", ep), "--ep")
     experts = model.experts
     if groups > 1 and experts is None:
@@ -410,15 +410,21 @@ def check_heads(model: Model, parallel: Parallel) -> None:
     """Raise InputError where the ranks of one attention layer do not divide its heads, or neither divide its K/V heads
     nor are divided by them."""
     ranks = parallel.attention
+    if what := _uncut(model, ranks):
+        fit = [n for n in range(1, 65) if not _uncut(model, n)]
+        raise InputError(f"tp {ranks} does not divide {what} of {model.name}", where="--tp", mend=f"one of {fit} would")
+
+
+def _uncut(model: Model, ranks: int) -> str:
+    """The heads of a model that so many ranks cannot share; "" where they can."""
     for layer, _ in model.layers:
         a = layer.attention
         if a is None or not a.heads:
             continue
         kv = a.kv_heads if a.kind == "gqa" else 0
         if a.heads % ranks or (kv and kv % ranks and ranks % kv):
-            what = f"{a.heads} attention heads" if a.heads % ranks else f"{kv} K/V heads"
-            fit = [n for n in range(1, 65) if a.heads % n == 0 and not (kv and kv % n and n % kv)]
-            raise InputError(f"tp {ranks} does not divide {what} of {model.name}", where="--tp", mend=f"one of {fit} would")  # fmt: skip
+            return f"{a.heads} attention heads" if a.heads % ranks else f"{kv} K/V heads"
+    return ""
 
 
 def cut_blocks(model: Model, parallel: Parallel) -> str:
@@ -447,9 +453,9 @@ def _blocks_cut(model: Model, parallel: Parallel) -> Iterator[str]:
         yield f"tp {parallel.tp} cuts {wrong}: engines refuse to load FP8 weights so{instead}"
 
 
-def default_tp(heads: Sequence[int], gpus: int) -> int:
-    """All GPUs of the box, or the most that divide the heads."""
-    return max(n for n in range(1, gpus + 1) if gpus % n == 0 and all(h % n == 0 for h in heads))
+def default_tp(model: Model, gpus: int) -> int:
+    """All GPUs of the box, or the most that its heads can be shared by."""
+    return max(n for n in range(1, gpus + 1) if gpus % n == 0 and not _uncut(model, n))
 
 
 def _drafter(target: Model, draft: str | Model | None, method: str | None, engine: str) -> tuple[Model | None, str]:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import specsim
 from specsim.cli import main
 from specsim.configs import PRESETS, load_model
+from specsim.errors import InputError
 from specsim.names import PHASES
 from specsim.prediction import SAMPLES, machine_of, predict
 from specsim.profiles import load_profile
@@ -606,3 +607,32 @@ def test_a_cut_within_blocks_of_fp8_weights_is_told(options: dict[str, Any], sai
     found = [w for w in build(**options, hardware="8x-h200", method="none").warnings if "refuse to load" in w]
     assert len(found) == bool(said)
     assert said in "".join(found)
+
+
+def test_the_default_cut_is_one_that_all_heads_can_share(tmp_path: Path) -> None:
+    """Phi-4 has 40 heads and 10 K/V heads: of 8 GPUs two can share them, so that is the default, and 8 are refused."""
+    shape = {"model_type": "phi3", "hidden_size": 5120, "num_hidden_layers": 2, "num_attention_heads": 40,
+             "num_key_value_heads": 10, "intermediate_size": 17920, "vocab_size": 100352}  # fmt: skip
+    path = tmp_path / "phi.json"
+    path.write_text(json.dumps(shape))
+    assert build(model=str(path), hardware="8x-h100").parallel.tp == 2
+    with pytest.raises(InputError, match=r"tp 8 does not divide 10 K/V heads of phi; one of \[1, 2, 5, 10, 20, 40\]"):
+        build(model=str(path), hardware="8x-h100", tp=8)
+
+
+@pytest.mark.parametrize(
+    "mixer",
+    [
+        {"model_type": "jamba", "attn_layer_period": 2, "attn_layer_offset": 1, "mamba_dt_rank": 256},
+        {"model_type": "lfm2", "full_attn_idxs": [1], "conv_L_cache": 3},
+    ],
+)
+def test_mixers_of_channels_are_cut_as_those_of_heads_are(tmp_path: Path, mixer: dict[str, Any]) -> None:
+    """A Mamba or convolution layer works channel by channel: 8 ranks hold an eighth of it, weights and state."""
+    shape = {"hidden_size": 4096, "num_hidden_layers": 2, "num_attention_heads": 32, "num_key_value_heads": 8,
+             "intermediate_size": 14336, "vocab_size": 65536}  # fmt: skip
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**shape, **mixer}))
+    whole, cut = (predict(build(model=str(path), hardware="8x-h100", tp=tp)).json() for tp in (1, 8))
+    assert cut["memory"]["weights_gb_per_gpu"] == pytest.approx(whole["memory"]["weights_gb_per_gpu"] / 8, rel=0.02)
+    assert build(model=str(path), hardware="8x-h100").parallel.tp == 8
