@@ -25,6 +25,7 @@ SET = re.compile(
     r"""(?:^|;|&&)[ \t]*(?:export[ \t]+)?([A-Za-z_]\w*)=("[^"$`]*"|'[^']*'|[^\s;&$`"'()]*)(?=[ \t\r]*(?:$|;|&&|\#))""",
     re.MULTILINE,
 )
+ARRAY = re.compile(r"^[ \t]*(?:declare -a[ \t]+|local[ \t]+)?([A-Za-z_]\w*)\+?=\(([^()]*)\)", re.MULTILINE)
 VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?-([^{}]*))?\})")
 STARTS = {
     "sglang": ("sglang.launch_server", "sglang serve"),
@@ -50,7 +51,16 @@ def _with_variables(text: str) -> str:
         known = values.get(found[1] or found[2], found[3])
         return str(found[0] if known is None else known)
 
-    return VARIABLE.sub(value, text)
+    arrays: dict[str, str] = {}
+    for name, words in ARRAY.findall(text):
+        arrays[name] = f"{arrays.get(name, '')} {' '.join(words.split())}"
+    longest = max(map(len, (*values.values(), *arrays.values())), default=0)
+    if longest * text.count("$") > MAX_LENGTH:
+        raise InputError(f"is longer than {MAX_LENGTH} characters", where="launch line", mend="give one command")
+    for name, words in arrays.items():
+        for written in (f'"${{{name}[@]}}"', f"${{{name}[@]}}", f'"${{{name}[*]}}"', f"${{{name}[*]}}"):
+            text = text.replace(written, words)
+    return VARIABLE.sub(value, ARRAY.sub("", text) if arrays else text)
 
 
 def _split(text: str) -> list[list[str]]:
@@ -139,7 +149,9 @@ def _container(engine: str, container: dict[str, Any]) -> list[str]:
             env += [f"{name}={value}" for name, value in each.items()]
         for one in each if isinstance(each, list) else ():
             env.append(f"{one.get('name')}={one.get('value', '')}" if isinstance(one, dict) else str(one))
-    return [*(one for one in env if ASSIGNMENT.fullmatch(one)), *image, *words] if words else []
+    set_here = dict(one.split("=", 1) for one in env if ASSIGNMENT.fullmatch(one))
+    words = [re.sub(r"\$\((\w+)\)", lambda found: set_here.get(found[1], found[0]), word) for word in words]
+    return [*(f"{name}={value}" for name, value in set_here.items()), *image, *words] if words else []
 
 
 def take_apart(engine: str, line: str | Sequence[str], depth: int = 0) -> Line:

@@ -79,6 +79,7 @@ class TestForms:
             f'ALGORITHM="EAGLE3"; sglang serve {EAGLE3.replace("EAGLE3", "$ALGORITHM")}',
             f"export RANKS=8\nMODEL=target\nsglang serve {EAGLE3.replace('8', '${RANKS}').replace('path target', 'path $MODEL')}",
             f"sglang serve {EAGLE3.replace('--tp 8', '--tp ${RANKS:-8}')}",
+            f'ARGS=(\n  {EAGLE3.replace("--tp 8", "")}\n)\nARGS+=(--tp 8)\nexec sglang serve "${{ARGS[@]}}"',
         ],
     )
     def test_are_the_same(self, line: str) -> None:
@@ -97,6 +98,8 @@ class TestForms:
         found = read_launch("sglang", f"{pod}{side}  - image: lmsysorg/sglang:v0.5.16\n{command}{env}    args:\n{args}")
         assert (found.options["model"], found.options["tp"], found.options["version"]) == ("target", 8, "0.5.16")
         assert found.options["env"] == {"NCCL_DEBUG": "INFO"}
+        by_name = f"{pod}  - env: [{{name: RANKS, value: '4'}}]\n{command}    args: [--model-path, $(MODEL), --tp, $(RANKS)]\n"
+        assert (sglang(by_name)["tp"], sglang(by_name)["model"]) == (4, "$(MODEL)")
         vllm_pod = f"{pod}{side}  - image: vllm/vllm-openai:latest\n    args: [--model, target, -tp, '4']\n"
         assert (vllm(vllm_pod)["model"], vllm(vllm_pod)["tp"]) == ("target", 4)
 
@@ -105,6 +108,11 @@ class TestForms:
     )
     def test_what_only_looks_like_a_list_is_read_as_a_line(self, text: str) -> None:
         assert isinstance(read_launch("sglang", text).options, dict)
+
+    @pytest.mark.parametrize("text", [f"A={'x' * 40000}\n" + "$A " * 9000, f"A=({'x ' * 20000})\n" + "${A[@]} " * 5000])
+    def test_variables_do_not_make_a_line_endless(self, text: str) -> None:
+        with pytest.raises(InputError, match="longer than"):
+            read_launch("sglang", text)
 
     def test_a_variable_that_the_text_does_not_set_stays(self) -> None:
         assert sglang("sglang serve --model-path $MODEL --tp 8")["model"] == "$MODEL"
