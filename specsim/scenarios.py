@@ -250,6 +250,7 @@ def build(
     if target.draft is not None and target.draft.kind != "model":
         raise InputError(f"{target.name} drafts by {target.draft.kind} and is no target", where="--model", mend="give it as --draft")  # fmt: skip
     drafter, kind = _drafter(target, draft, method, described.name)
+    drafter = drafter and _cached_as(drafter, options)
     wants = [
         x
         for x in (draft_tokens, num_steps, accept_rate, accept_length, accept_per_position, accept_profile)
@@ -583,13 +584,17 @@ def _unlike(eager: Iterable[str]) -> Iterator[str]:
         yield f"the verify runs without CUDA graphs and plain decoding in them: the break-even {both}"
 
 
-def _served(model: Model, options: Mapping[str, Any], warnings: list[str]) -> Model:
-    """The model as the server holds it: a KV cache type or a quantisation from the launch line."""
+def _cached_as(model: Model, options: Mapping[str, Any]) -> Model:
+    """The model with the KV cache type of the launch line, which holds for the target and for a draft beside it."""
     kv = str(options.get("kv_cache_dtype") or "auto")
     if kv.startswith("fp8"):
-        model = replace(model, kv_format=Format("fp8", 8))
-    elif kv in ("bf16", "bfloat16"):
-        model = replace(model, kv_format=BF16)
+        return replace(model, kv_format=Format("fp8", 8))
+    return replace(model, kv_format=BF16) if kv in ("bf16", "bfloat16") else model
+
+
+def _served(model: Model, options: Mapping[str, Any], warnings: list[str]) -> Model:
+    """The model as the server holds it: a KV cache type or a quantisation from the launch line."""
+    model = _cached_as(model, options)
     wanted = options.get("quantization")
     if model.quantisation == "none" and wanted in ONLINE:
         model = quantised_online(model, str(wanted))

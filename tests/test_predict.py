@@ -636,3 +636,18 @@ def test_mixers_of_channels_are_cut_as_those_of_heads_are(tmp_path: Path, mixer:
     whole, cut = (predict(build(model=str(path), hardware="8x-h100", tp=tp)).json() for tp in (1, 8))
     assert cut["memory"]["weights_gb_per_gpu"] == pytest.approx(whole["memory"]["weights_gb_per_gpu"] / 8, rel=0.02)
     assert build(model=str(path), hardware="8x-h100").parallel.tp == 8
+
+
+@pytest.mark.parametrize("method", ["eagle3", "mtp", "draft-model"])
+def test_a_cache_of_8_bits_is_the_draft_s_too(method: str) -> None:
+    """One flag sets the cache of both models, so that half the bits are half the bytes."""
+    models = {
+        "eagle3": {"model": "Llama-3.1-8B"},
+        "mtp": {"model": "DeepSeek-V3"},
+        "draft-model": {"model": "Llama-3.1-8B", "draft": "Llama-3.2-1B"},
+    }
+    wide, narrow = (
+        predict(build(**models[method], hardware="8x-h200", method=method, batch=16, **more)).json()["memory"]
+        for more in ({}, {"kv_cache_dtype": "fp8_e4m3"})
+    )
+    assert narrow["kv_gb_per_gpu"] == pytest.approx(wide["kv_gb_per_gpu"] / 2, rel=1e-4)
