@@ -40,7 +40,7 @@ _EXPERT_WORD = re.compile(r"expert|moe|mixture|router|routed", re.IGNORECASE)
 _NAME_WORD = re.compile(r"name|path|class|target|verifier|model|version|repo|url")  # "ffn_type": "moe" is none
 # Expert keys that change how experts are trained or chosen, not how many or how large they are.
 _HARMLESS = re.compile(
-    r"coef|factor|scal|loss|dtype|activation|func|bias|norm|temperature|jitter|eps|group|capacity|noise|init|scor|"
+    r"coef|factor|scal|softcap|loss|dtype|activation|func|bias|norm|temperature|jitter|eps|group|capacity|noise|init|scor|"
     r"overlap|drop|seed|alpha|beta|backend|z_loss|method|limit|balanc|moe_router_type|router_logits|implementation",
     re.IGNORECASE,
 )
@@ -51,6 +51,7 @@ _SHAPE_WORD = re.compile(
     r"lora_rank$|(^|\.)num_\w*layers$|_hidden_size$|(^|\.)\w*_heads$|intermediate_size|head_dim$|_rank$|_latent_|"
     r"(^|\.)(altup|laurel)_|(^|\.)d_model$|(^|\.)n_(embd|inner|head)$"
 )
+_LAYER_LIST = re.compile(r"(^|\.)(?!no_rope)\w*(layers|layer_ids|layer_indices|layer_idxs)$")
 _KNOWN_SHAPES = re.compile(
     r"max_window_layers|num_target_layers|qk_head_dim|rotary|rope|use_mtp|num_reward_heads|num_hash_layers|pretraining|"
     r"prediction_heads|projector_hidden_size|target_hidden_size|attn_res_block|num_attention_heads_in|"
@@ -453,7 +454,9 @@ def _other_parameters(root: Keys, text: Keys, layers: int, hidden: int) -> tuple
         warnings.append("the audio tower's parameters are not counted")
     width = text.optional("hidden_size_per_layer_input", minimum=0)
     if width:
-        total += text.whole("vocab_size_per_layer_input", "vocab_size") * layers * width
+        # Gemma-3n has none of its media tokens in there.
+        entries = text.optional("vocab_size_per_layer_input") or text.whole("vocab_size")
+        total += entries * layers * width
     streams = text.optional("altup_num_inputs", maximum=64)
     if streams:
         total += 2 * (streams - 1) * hidden * hidden
@@ -477,7 +480,7 @@ def vision_parameters(vision: Keys, text_hidden: int) -> int | None:
     patch = vision.optional("patch_size", maximum=4096) or 14
     channels = vision.optional("in_channels", "num_channels", "in_chans", maximum=4096) or 3
     frames = vision.optional("temporal_patch_size", maximum=4096) or 1
-    gated = 3 if "gemma4" in vision.text("model_type") else 2
+    gated = 3 if vision.text("hidden_act") == "silu" or re.match("gemma4|pixtral", vision.text("model_type")) else 2
     layer = 4 * hidden * attention + gated * hidden * inner + 3 * attention + inner + 6 * hidden
     positions = vision.optional("num_position_embeddings", "position_embedding_size") or 0
     if not positions and vision.has("init_pos_emb_height"):
@@ -526,9 +529,12 @@ def _refuse_unread_recurrence(root: Keys, layers: Sequence[Layer]) -> None:
 
 
 def _unread_shapes(root: Keys) -> list[str]:
-    """Warnings for keys that look like sizes and were not used."""
+    """Warnings for keys that look like sizes, or single out layers, and were not used."""
     found = []
     for path, value in _walk(root):
+        numbers = isinstance(value, list) and value and all(type(each) is int for each in value)
+        if numbers and _LAYER_LIST.search(path):
+            found.append(f"key {path[:80]!r} singles out layers and is not used")
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
             key = path.rsplit(".", 1)[-1]
             if _SHAPE_WORD.search(key) and not _KNOWN_SHAPES.search(key):

@@ -7,6 +7,7 @@ Never sizes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,6 +31,8 @@ class Family:
     query_gate: bool = False  # the query projection yields a gate as well
     expert_bias: bool = False
     sinks: bool = False
+    linear: str = "gdn"  # the mixer of its linear layers
+    twofold: bool = False  # a layer is two of mixer and dense feed-forward, with experts beside the second (LongCat)
     windows: str = ""  # "alternate": sliding_window on every other layer; "off": the key is not used
     attention: str = "self_attn"
     ffn: str = "mlp"
@@ -47,6 +50,7 @@ _GEMMA = Family(tied=True)
 _GEMMA3 = Family(tied=True, norms=4, qk_norm="head")
 _W123 = ("w1", "w3", "w2")
 _BLOCK_MOE = Family(moe=True, ffn="block_sparse_moe", matrices=_W123)
+_LIGHTNING = Family(moe=True, ffn="block_sparse_moe", matrices=_W123, linear="lightning")
 _NEMOTRON_H = Family(gated=False, attention="mixer", ffn="mixer", root="backbone.layers")
 _PLAIN = Family()
 _UNGATED = Family(gated=False)
@@ -58,6 +62,10 @@ FAMILIES: dict[str, Family] = {
     "mistral3": _PLAIN,
     "yi": _PLAIN,
     "exaone4": Family(qk_norm="head"),
+    "exaone_moe": Family(moe=True, qk_norm="head"),
+    "afmoe": Family(moe=True, qk_norm="head", norms=4, query_gate=True),
+    "solar_open": Family(moe=True),
+    "grok_1": Family(moe=True, norms=4),
     "seed_oss": _PLAIN,
     "nemotron": _UNGATED,
     "nemotron-nas": _PLAIN,
@@ -106,7 +114,9 @@ FAMILIES: dict[str, Family] = {
     "gemma4_text": _GEMMA3,
     "glm": Family(qkv_bias=True),
     "glm4": _GLM4,
+    "glm4v_text": _GLM4,
     "glm4_moe": Family(moe=True),
+    "glm4v_moe_text": Family(moe=True),
     "glm4_moe_lite": Family(moe=True),
     "glm_moe_dsa": Family(moe=True),
     "deepseek_v2": Family(moe=True, defaults={"topk_method": "greedy"}),
@@ -116,10 +126,14 @@ FAMILIES: dict[str, Family] = {
     "deepseek_ref": Family(moe=True, attention="attn", ffn="ffn", matrices=_W123, root="layers"),
     "kimi_k2": Family(moe=True),
     "kimi_linear": Family(moe=True),
+    "longcat_flash": Family(moe=True, twofold=True),
     "gpt_oss": Family(moe=True, expert_bias=True, sinks=True, router="router"),
     "minimax_m2": Family(moe=True, ffn="block_sparse_moe", matrices=_W123),
     "minimax_m3": Family(moe=True, ffn="block_sparse_moe", matrices=_W123),
     "minimax_m3_text": Family(moe=True, ffn="block_sparse_moe", matrices=_W123),
+    "minimax": _LIGHTNING,
+    "minimax_m1": _LIGHTNING,
+    "minimax_text_01": _LIGHTNING,
     "llama4_text": Family(moe=True, shared_experts=1, ffn="feed_forward", router="router"),
     "llama4": Family(moe=True, shared_experts=1, ffn="feed_forward", router="router"),
     "dots1": Family(moe=True, qk_norm="head"),
@@ -133,6 +147,7 @@ FAMILIES: dict[str, Family] = {
     "mimo_v2_flash": Family(moe=True),
     "bailing_moe": Family(moe=True),
     "bailing_moe_v2": Family(moe=True, qk_norm="head"),
+    "bailing_moe_linear": Family(moe=True, qk_norm="head", linear="lightning"),
     "step3_text": Family(moe=True),
     "jamba": Family(attention="mamba", ffn="feed_forward", router="router"),
     "granite": _PLAIN,
@@ -158,7 +173,7 @@ EXPERT_SIZES = ("moe_intermediate_size", "expert_intermediate_size", "expert_ffn
 class Plan:
     """What one layer consists of: names of a mixer and a feed-forward, and what varies among layers of one model."""
 
-    mixer: str = "gqa"  # "", gqa, mla, csa, gdn, kda, mamba1, mamba2, conv
+    mixer: str = "gqa"  # "", gqa, mla, csa, gdn, lightning, kda, mamba1, mamba2, conv
     ffn: str = "dense"  # "", dense, moe, both
     window: int | None = None
     local: bool = False  # a sliding or chunked layer, which may have its own head sizes
@@ -239,8 +254,8 @@ class Builder:
         dense = dense_ffn(self, plan) if plan.ffn in ("dense", "both") else FeedForward()
         routed = moe_ffn(self, plan) if plan.ffn in ("moe", "both") else FeedForward()
         outer = self.family.norms * (bool(plan.mixer) + bool(plan.ffn)) // 2
-        if plan.ffn == "both":
-            outer += 3  # dense and routed branch are normed apart
+        if plan.ffn == "both" and self.keys.flag("enable_moe_block"):
+            outer += 3  # Gemma-4 norms the dense and the routed branch apart
         label = "+".join(x for x in (mixer.label, dense.label, routed.label) if x)
         return Layer(
             kind=label,
@@ -316,7 +331,7 @@ def gqa(builder: Builder, plan: Plan) -> Mixer:
         projections.append(builder.one("q_b", rank, heads * size, f"{at}wq"))
     if keys.flag("use_head_wise_attn_gate"):
         projections.append(builder.one("head_gate", hidden, heads, f"{at}g_proj"))
-    o_bias = keys.flag("attention_bias") and not family.qkv_bias and "glm4_moe" not in keys.text("model_type")
+    o_bias = keys.flag("attention_bias") and not family.qkv_bias and not re.match("glm4v?_moe", keys.text("model_type"))
     projections.append(builder.one("o", heads * value, hidden, f"{at}o_proj", split="row", bias=o_bias))
     norms = norm_parameters = 0
     normed = family.qk_norm
@@ -475,6 +490,22 @@ def gated_delta(builder: Builder, plan: Plan) -> Mixer:
     return Mixer("gdn", attention, projections, 1, v_size, (2 * key + value) * kernel + 2 * v_heads)
 
 
+def lightning(builder: Builder, plan: Plan) -> Mixer:
+    """Lightning attention (MiniMax-01 and -M1, Ring-linear): a state of head size squared a head that decays at a fixed rate,
+    with as many key heads as query heads, and a gate on its normed output."""
+    keys, hidden = builder.keys, builder.hidden
+    heads = keys.whole("num_attention_heads", maximum=65536)
+    size = keys.whole("head_dim", default=max(1, hidden // heads), maximum=65536)
+    inner, at = heads * size, f"{builder.family.attention}."
+    projections = (
+        builder.one("qkv", hidden, 3 * inner, f"{at}qkv_proj|{at}query_key_value"),
+        builder.one("gate", hidden, inner, f"{at}output_gate|{at}g_proj"),
+        builder.one("o", inner, hidden, f"{at}out_proj|{at}dense", split="row"),
+    )
+    attention = Attention("linear", heads, heads, size, size, state_values=heads * size * size)
+    return Mixer("lightning", attention, projections, 1, inner)
+
+
 def kda(builder: Builder, plan: Plan) -> Mixer:
     """Kimi delta attention: per-channel decay, one state of head size squared a head, three short convolutions."""
     hidden = builder.hidden
@@ -536,7 +567,9 @@ def mamba1(builder: Builder, plan: Plan) -> Mixer:
         builder.one("dt", rank, inner, "mamba.dt_proj", bias=True),
         builder.one("out", inner, hidden, "mamba.out_proj", split="row"),
     )
-    attention = Attention("linear", 1, 1, inner, state, state_values=inner * (state + kernel - 1))
+    attention = Attention(
+        "linear", inner, inner, 1, state, state_values=inner * (state + kernel - 1)
+    )  # each channel alone
     return Mixer("mamba", attention, projections, 1, rank + 2 * state, inner * (kernel + 1) + inner * (state + 1))
 
 
@@ -549,7 +582,7 @@ def short_conv(builder: Builder, plan: Plan) -> Mixer:
         builder.one("in", hidden, 3 * hidden, "conv.in_proj", bias=bias),
         builder.one("out", hidden, hidden, "conv.out_proj", split="row", bias=bias),
     )
-    attention = Attention("conv", 1, 1, hidden, state_values=hidden * (kernel - 1))
+    attention = Attention("conv", hidden, hidden, 1, state_values=hidden * (kernel - 1))  # each channel alone
     return Mixer("conv", attention, projections, other_parameters=hidden * kernel)
 
 
@@ -558,6 +591,7 @@ MIXERS: dict[str, Callable[[Builder, Plan], Mixer]] = {
     "mla": mla,
     "csa": compressed_attention,
     "gdn": gated_delta,
+    "lightning": lightning,
     "kda": kda,
     "mamba2": mamba2,
     "mamba1": mamba1,
@@ -641,6 +675,7 @@ def moe_ffn(builder: Builder, plan: Plan) -> FeedForward:
         raise keys.fail(
             EXPERTS_PER_TOKEN[0], f"{chosen} experts a token, but there are only {count}", "correct one of them"
         )
+    idle = keys.optional("zero_expert_num", minimum=0, maximum=65536) or 0  # chosen too, and they return their input
     size = keys.optional(*EXPERT_SIZES) or keys.whole("intermediate_size")
     for key in ("intermediate_size", "intermediate_size_mlp", "dense_intermediate_size"):
         keys.optional(key, minimum=0)  # of dense layers, which a model may describe without having any
@@ -650,14 +685,14 @@ def moe_ffn(builder: Builder, plan: Plan) -> FeedForward:
     names = [gate, up, down] if family.gated else [up, down]
     experts = Experts(
         count=count,
-        per_token=chosen,
+        per_token=max(1, round(chosen * count / (count + idle))),
         inputs=latent or hidden,
         intermediate=size,
         format=_mean([builder.format(f"{module}experts.0.{name}|{module}experts.{name}", "expert") for name in names]),
         gated=family.gated,
         bias=family.expert_bias,
         by_groups=keys.text("topk_method", default=BIASED) != BIASED,
-        router=builder.one("router", hidden, count, f"{module}{family.router}", split="none", part="plain",
+        router=builder.one("router", hidden, count + idle, f"{module}{family.router}", split="none", part="plain",
                            bias=family.expert_bias),
         shared=_shared(builder, module, size),
     )  # fmt: skip

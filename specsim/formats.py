@@ -1,7 +1,7 @@
 """Which weights are stored how: the quantisation that a config declares, wherever and in whatever dialect it does.
 
 A `Scheme` answers one question: the format of a weight, given its Hugging Face module names. The dialects are
-fp8 (block and tensor), compressed-tensors, modelopt (its own file beside the config included), AWQ, GPTQ, MXFP4 and
+fp8 (block and tensor), compressed-tensors, modelopt (its own file beside the config included), AWQ, GPTQ, MXFP4, Quark and
 bitsandbytes. Scales and zero points are counted as stored: INT4 in groups of 32 with 16-bit scales is 4 + 16/32 bits.
 """
 
@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from specsim.errors import InputError
 from specsim.keys import Keys
-from specsim.models import BF16, FP32, Format
+from specsim.models import BF16, FP32, Format, Layer, Model, Projection
 
 MAX_REPEATS = 6  # in one pattern of module names
 MAX_PATTERNS = 1000
@@ -37,7 +37,11 @@ DTYPES = {
     "float8_e4m3fn": FP8,
     "fp8": FP8,
 }
-METHODS = "fp8, fbgemm_fp8, compressed-tensors, modelopt, awq, gptq, auto-round, mxfp4, mxfp8, bitsandbytes"
+# What engines make of unquantised weights while they load them, by --quantization (SGLang `Fp8Config` and `W8A8Fp8Config`, vLLM
+# `Fp8Config`, each with a checkpoint that is not serialised in fp8), and the matrices that they leave alone then.
+ONLINE = {"fp8": FP8, "w8a8_fp8": FP8}
+LEFT_ALONE = frozenset({"router", "shared_gate", "index_weights", "per_layer_in"})
+METHODS = "fp8, fbgemm_fp8, compressed-tensors, modelopt, awq, gptq, auto-round, mxfp4, mxfp8, quark, bitsandbytes"
 
 
 def fp8_block(rows: int, columns: int) -> Format:
@@ -49,6 +53,27 @@ def integer(bits: int, group: int, *, zero_points: bool = False) -> Format:
     """Integers with one 16-bit scale a group, and a zero point of `bits` when stored; group -1 or 0: one a channel."""
     scale = 0.0 if group <= 0 else (16 + (bits if zero_points else 0)) / group
     return Format(f"int{bits}", bits, scale)
+
+
+def quantised_online(model: Model, wanted: str) -> Model:
+    """An unquantised model as an engine holds it that was told to quantise it (`wanted`, of `ONLINE`): its layers' matrices and
+    experts, not routers, embedding and head."""
+    found = ONLINE[wanted]
+
+    def stored(p: Projection) -> Projection:
+        return p if p.name in LEFT_ALONE else replace(p, format=found)
+
+    def held(layer: Layer) -> Layer:
+        e = layer.experts
+        experts = e and replace(e, format=found, shared=tuple(map(stored, e.shared)))
+        return replace(layer, mixer=tuple(map(stored, layer.mixer)), ffn=tuple(map(stored, layer.ffn)), experts=experts)
+
+    return replace(
+        model,
+        layers=tuple((held(layer), n) for layer, n in model.layers),
+        mtp_layers=tuple((held(layer), n) for layer, n in model.mtp_layers),
+        quantisation=f"{wanted} (as it is loaded)",
+    )
 
 
 class Patterns:
@@ -236,6 +261,8 @@ def read_scheme(config: Keys | None, base: Format, side: Keys | None = None, exp
         return Scheme(method, base, MXFP8 if method == "mxfp8" else NVFP4, None, (), _ignored(config), kv)
     if method == "mxfp4":
         return Scheme("mxfp4 (experts)", base, None, MXFP4, (), _ignored(config), kv)
+    if method == "quark":
+        return _quark(config, base, kv)
     if method == "bitsandbytes":
         return _bitsandbytes(config, base, kv)
     where = "quant_method" if method else "quant_algo"
@@ -257,7 +284,7 @@ def _strings(config: Keys, *names: str) -> list[str]:
 
 
 def _ignored(config: Keys) -> Patterns:
-    names = _strings(config, "ignore", "modules_to_not_convert", "exclude_modules", "ignored_layers",
+    names = _strings(config, "ignore", "modules_to_not_convert", "exclude_modules", "ignored_layers", "exclude",
                      "llm_int8_skip_modules")  # fmt: skip
     return Patterns(names, config.where)
 
@@ -401,6 +428,43 @@ def _integer_method(config: Keys, base: Format, kv: Format | None, method: str) 
         targets.append((Patterns(["lm_head"]), found))
     label = f"{method} {found.name}" + (f" g{group}" if group > 0 else "")
     return Scheme(label, base, found, None, tuple(targets), Patterns(ignored, config.where), kv)
+
+
+def _quark(config: Keys, base: Format, kv: Format | None) -> Scheme:
+    """AMD's Quark: one format for all, others for what `layer_quant_config` names, none for what `exclude` does."""
+    every, layers = config.nested("global_quant_config"), config.nested("layer_quant_config")
+    linear = _quark_format(every) if every else None
+    named: list[tuple[Patterns, Format]] = []
+    for name in layers.values if layers else ():
+        entry = layers.nested(name) if layers else None
+        if entry is not None and (found := _quark_format(entry)) is not None:
+            named.append((Patterns([name], config.where), found))
+    caches = config.nested("kv_cache_quant_config")
+    for name in caches.values if caches and kv is None else ():
+        entry = caches.nested(name) if caches else None
+        out = entry.nested("output_tensors") if entry else None
+        kv = FP8 if out is not None and out.text("dtype").startswith("fp8") else kv
+    names = dict.fromkeys([*([linear.name] if linear else []), *(found.name for _, found in named)])
+    if not names:
+        return Scheme("none", base, kv=kv)
+    return Scheme(f"quark {' + '.join(names)}", base, linear, None, tuple(named), _ignored(config), kv)
+
+
+def _quark_format(entry: Keys) -> Format | None:
+    """What a part of a Quark config makes of weights, None for nothing."""
+    weight = entry.nested("weight")
+    if weight is None:
+        return None
+    dtype, group = weight.text("dtype"), weight.optional("group_size", minimum=-1)
+    if dtype == "mx":
+        dtype = weight.text("mx_element_dtype")
+    if dtype == "fp4":
+        return MXFP4
+    if dtype.startswith("fp8"):
+        return FP8
+    if found := re.fullmatch(r"u?int([48])", dtype):
+        return integer(int(found[1]), group or -1)
+    raise weight.fail("dtype", f"{dtype[:40]!r} is not supported", "supported: fp4, fp8, int8, int4")
 
 
 def _bitsandbytes(config: Keys, base: Format, kv: Format | None) -> Scheme:

@@ -106,7 +106,7 @@ def into_profile(profile: Profile, readings: Readings, source: Source, implement
             raise InputError(
                 f"{most} ranks do not fit a profile of {profile.gpus} GPUs",
                 where=source.reference,
-                mend="give the profile of that box",
+                mend="give a profile with so many `gpus`: of several boxes, a copy of one's with that number",
             )
         known = {(c.implementation, c.ranks, c.mode): c for c in [*profile.allreduce, *curves]}
         changes["allreduce"] = [known[key] for key in sorted(known)]

@@ -74,8 +74,10 @@ class Keys:
             and value.count(value[0]) == len(value)
         ):
             value = value[0]
+        if isinstance(value, float) and value.is_integer():  # as writers without whole numbers have them
+            value = int(value)
         if isinstance(value, bool) or not isinstance(value, int):
-            raise self.fail(name, f"is {_clip(value)!r}, not a whole number", "write a number without quotes")
+            raise self.fail(name, f"is {_clip(value)!r}, not a whole number", "write a whole number, without quotes")
         if not minimum <= value <= maximum:
             raise self.fail(name, f"is {_clip(value)}", f"give a whole number from {minimum} to {maximum}")
         return value

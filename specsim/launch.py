@@ -24,13 +24,39 @@ from specsim.names import ENGINES
 
 # Flags that change what is served, with what is priced instead.
 AS_CONFIGURED = "the model is priced as its config.json has it"
+BY_TOKENS = (
+    "--dcp-size",
+    "--decode-context-parallel-size",
+    "--attn-cp-size",
+    "--attention-context-parallel-size",
+    "--prefill-context-parallel-size",
+)
 NOT_MODELLED = {
     **dict.fromkeys(("--json-model-override-args", "--hf-overrides", "--torchao-config"), AS_CONFIGURED),
     **dict.fromkeys(("--enable-lora", "--lora-paths", "--lora-modules"), "the model is priced without adapters"),
     "--enable-torch-compile": "kernels are priced as the engine's own",
     "--disaggregation-mode": "one server does both prefill and decode",
     "--kv-transfer-config": "one server does both prefill and decode",
+    **dict.fromkeys(("--cpu-offload-gb", "--offload-group-size"), "all weights are read from the GPUs' own memory"),
+    "--kt-weight-path": "the experts are priced on the GPUs",
+    **dict.fromkeys(
+        ("--enable-two-batch-overlap", "--enable-single-batch-overlap", "--enable-dbo"),
+        "exchange and products are priced one after the other",
+    ),
+    **dict.fromkeys(("--ep-num-redundant-experts", "--enable-eplb"), "each expert is held once, wherever it lies"),
+    "--moe-dense-tp-size": "dense layers are cut as all others are",
+    **dict.fromkeys(BY_TOKENS, "no cache is cut by tokens over ranks"),
+    "--enable-deterministic-inference": "kernels are priced as the engine's own",
+    **dict.fromkeys(
+        ("--enable-mscclpp", "--enable-symm-mem", "--enable-torch-symm-mem"),
+        "all-reduces are priced as the engine's others have them",
+    ),
+    "--speculative-adaptive": "the draft length is that of the line throughout",
+    "--speculative-token-map": "the draft's head is priced as its config.json has it",
 }
+OFF = frozenset(
+    {"0", "-1", "none", "null", "false"}
+)  # values by which a flag above says what the engine does without it
 
 
 @dataclass(frozen=True)
@@ -163,7 +189,8 @@ def _meant(flag: str, looked_for: Sequence[str]) -> str | None:
 def _not_modelled(options: Mapping[str, Any], read: Reader) -> None:
     """Note what the line decides and no cost follows."""
     for flag, instead in NOT_MODELLED.items():
-        if read.on(flag):
+        off = OFF | {"1"} if flag in BY_TOKENS else OFF
+        if read.on(flag) and str(read.values[flag]).casefold() not in off:
             read.note(f"{flag} is not modelled: {instead}")
     if str(options.get("load_format")) in ("gguf", "bitsandbytes"):
         read.note(

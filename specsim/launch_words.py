@@ -1,11 +1,15 @@
-"""A pasted launch command taken apart: what the shell makes of it, where the engine's own arguments begin, its environment."""
+"""A pasted launch command taken apart: what the shell makes of it, or the container that a manifest or Dockerfile describes, where
+the engine's own arguments begin, its environment."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
+
+import yaml
 
 from specsim.errors import InputError
 from specsim.names import ENGINES
@@ -14,6 +18,15 @@ MAX_LENGTH = 100_000  # characters of a line
 # What may change the speed, and no secret such as VLLM_API_KEY.
 ENVIRONMENT = re.compile(r"(?!.*(KEY|TOKEN|SECRET|PASSW))(NCCL|SGLANG|SGL|VLLM|CUDA|FLASHINFER|TORCH)_\w+$")
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+# How a list or a manifest begins, as Kubernetes, Compose and Dockerfiles have it; and the keys of one that hold words, in order.
+LISTED = re.compile(r"\s*(---\s|\[|-\s|\w+:\s|\{\s*[\"\w])")
+WORDS = ("entrypoint", "command", "cmd", "args")
+SET = re.compile(
+    r"""(?:^|;|&&)[ \t]*(?:export[ \t]+)?([A-Za-z_]\w*)=("[^"$`]*"|'[^']*'|[^\s;&$`"'()]*)(?=[ \t\r]*(?:$|;|&&|\#))""",
+    re.MULTILINE,
+)
+ARRAY = re.compile(r"^[ \t]*(?:declare -a[ \t]+|local[ \t]+)?([A-Za-z_]\w*)\+?=\(([^()]*)\)", re.MULTILINE)
+VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?-([^{}]*))?\})")
 STARTS = {
     "sglang": ("sglang.launch_server", "sglang serve"),
     "vllm": ("vllm serve", "vllm.entrypoints.openai.api_server", "vllm.entrypoints.cli.main serve"),
@@ -30,11 +43,32 @@ class Line:
     command: bool = False  # the engine's command itself was on the line
 
 
+def _with_variables(text: str) -> str:
+    """A shell text with the values of the variables that it sets itself, or gives a default for; others stay."""
+    values = {name: value[1:-1] if value[:1] in ("'", '"') else value for name, value in SET.findall(text)}
+
+    def value(found: re.Match[str]) -> str:
+        known = values.get(found[1] or found[2], found[3])
+        return str(found[0] if known is None else known)
+
+    arrays: dict[str, str] = {}
+    for name, words in ARRAY.findall(text):
+        arrays[name] = f"{arrays.get(name, '')} {' '.join(words.split())}"
+    longest = max(map(len, (*values.values(), *arrays.values())), default=0)
+    if longest * text.count("$") > MAX_LENGTH:
+        raise InputError(f"is longer than {MAX_LENGTH} characters", where="launch line", mend="give one command")
+    for name, words in arrays.items():
+        for written in (f'"${{{name}[@]}}"', f"${{{name}[@]}}", f'"${{{name}[*]}}"', f"${{{name}[*]}}"):
+            text = text.replace(written, words)
+    return VARIABLE.sub(value, ARRAY.sub("", text) if arrays else text)
+
+
 def _split(text: str) -> list[list[str]]:
     """The commands of a pasted shell text, each a list of words; continued lines joined, redirections left out."""
     if len(text) > MAX_LENGTH:
         raise InputError(f"is longer than {MAX_LENGTH} characters", where="launch line", mend="give one command")
     text = re.sub(r"(?m)^[ \t]*#.*$", "", text)  # comments of a script
+    text = _with_variables(text)
     text = re.sub(r"[\\^`][ \t]*\r?\n", " ", text)
     text = re.sub(r"\r?\n(?=[ \t]*-)", " ", text)  # a line that begins with a flag goes on
     text = re.sub(r"(?<!\S)[12](?=>)", "", text)  # of 2>&1; the 2 of "--tp 2 > log" is a value
@@ -56,14 +90,73 @@ def _split(text: str) -> list[list[str]]:
             into_file = True
         elif word and set(word) <= set(";&|\n"):
             commands.append([])
-        else:
+        elif word.strip() or not word:  # a backslash before a space at the end makes a word of it
             commands[-1].append(word)
     return [command for command in commands if command]
 
 
+def _listed(engine: str, text: str) -> list[list[str]]:
+    """The commands of a JSON or YAML list of words, or of a manifest's containers with their environment; none where the text is
+    neither."""
+    text = re.sub(r"(?m)^[ \t]*(CMD|ENTRYPOINT)[ \t]+(?=\[)", r"\1: ", text)
+    if len(text) > MAX_LENGTH or not LISTED.match(text):
+        return []
+    if all(
+        re.match(r"\s*(-\s|#|$)", line) for line in text.splitlines()
+    ):  # the first line's indent is often not copied
+        text = "\n".join(line.strip() for line in text.splitlines())
+    try:
+        documents = list(yaml.load_all(text, yaml.BaseLoader))  # every scalar stays a text
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return []
+    found: list[list[str]] = []
+    for value in documents:
+        plain = isinstance(value, list) and value and all(isinstance(each, str) for each in value)
+        found += [value] if plain else [words for each in _containers(value) if (words := _container(engine, each))]
+    return found
+
+
+def _containers(document: Any) -> Iterator[dict[str, Any]]:
+    """Every object of a manifest that has a command or arguments."""
+    seen: set[int] = set()  # aliases may make a document endless
+    rest = [document]
+    while rest:
+        value = rest.pop(0)
+        if id(value) in seen or not isinstance(value, dict | list):
+            continue
+        seen.add(id(value))
+        if isinstance(value, dict) and any(key.lower() in WORDS for key in value if isinstance(key, str)):
+            yield value
+        rest += value.values() if isinstance(value, dict) else value
+
+
+def _container(engine: str, container: dict[str, Any]) -> list[str]:
+    """The words of one container: its environment, its image where that starts the engine, and what runs in it."""
+    lower = {key.lower(): value for key, value in container.items() if isinstance(key, str)}
+    words: list[str] = []
+    for key in WORDS:
+        value = lower.get(key)
+        if isinstance(value, str):
+            words += [word for command in _split(value) for word in command]
+        elif isinstance(value, list):
+            words += [each for each in value if isinstance(each, str)]
+    image = [lower["image"]] if isinstance(lower.get("image"), str) else []
+    if image and _start(engine, words) is None and _start(engine, image) is None:
+        image = []
+    env: list[str] = []
+    for each in (lower.get("env"), lower.get("environment")):
+        if isinstance(each, dict):
+            env += [f"{name}={value}" for name, value in each.items()]
+        for one in each if isinstance(each, list) else ():
+            env.append(f"{one.get('name')}={one.get('value', '')}" if isinstance(one, dict) else str(one))
+    set_here = dict(one.split("=", 1) for one in env if ASSIGNMENT.fullmatch(one))
+    words = [re.sub(r"\$\((\w+)\)", lambda found: set_here.get(found[1], found[0]), word) for word in words]
+    return [*(f"{name}={value}" for name, value in set_here.items()), *image, *words] if words else []
+
+
 def take_apart(engine: str, line: str | Sequence[str], depth: int = 0) -> Line:
     """The one command that starts the engine, or, when none does, all words as its arguments."""
-    commands = _split(line) if isinstance(line, str) else [[str(word) for word in line]]
+    commands = (_listed(engine, line) or _split(line)) if isinstance(line, str) else [[str(word) for word in line]]
     found: list[Line] = []
     env: dict[str, str] = {}
     for command in commands:

@@ -277,13 +277,6 @@ class Model(Shown):
         return self.active_parameters - self._embedding - (0 if self.tied else self.head.parameters)
 
     @cached_property
-    def heads(self) -> tuple[int, ...]:
-        """The numbers of attention heads that layers have."""
-        return tuple(
-            sorted({layer.attention.heads for layer, _ in self.layers if layer.attention and layer.attention.heads})
-        )
-
-    @cached_property
     def experts(self) -> Experts | None:
         """The routed experts of the layer kind with most of them, or None for a dense model."""
         kinds = [layer.experts for layer, _ in self.layers if layer.experts]

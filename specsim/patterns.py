@@ -20,7 +20,7 @@ MIXER_NAMES = {
     "sliding": "sliding",
     "local_attention": "sliding",
     "chunked_attention": "chunked",
-    "linear_attention": "gdn",
+    "linear_attention": "linear",
     "kda": "kda",
     "mamba": "mamba",
     "conv": "conv",
@@ -36,7 +36,7 @@ def layer_count(keys: Keys) -> int:
     blocks = keys.values.get("layers_block_type")
     if not keys.has("num_hidden_layers") and isinstance(blocks, list) and 0 < len(blocks) <= MAX_LAYERS:
         return len(blocks)
-    return keys.whole("num_hidden_layers", "n_layer", maximum=MAX_LAYERS)
+    return keys.whole("num_hidden_layers", "n_layer", "num_layers", maximum=MAX_LAYERS)
 
 
 def has_experts(keys: Keys, family: Family) -> bool:
@@ -81,7 +81,10 @@ def plan_layers(keys: Keys, family: Family, *, drafter: bool = False) -> list[Pl
         if isinstance(keys.values.get("intermediate_size"), list)
         else [0] * n
     )
-    return [replace(m, ffn=ffn, intermediate=w) for m, ffn, w in zip(mixers, ffns, widths or [], strict=True)]
+    plans = [replace(m, ffn=ffn, intermediate=w) for m, ffn, w in zip(mixers, ffns, widths or [], strict=True)]
+    if family.twofold:
+        return [replace(plan, ffn=ffn) for plan in plans for ffn in ("dense", "both")]
+    return plans
 
 
 def mtp_plans(keys: Keys, family: Family, plans: list[Plan]) -> list[Plan]:
@@ -196,7 +199,7 @@ def _mixers(keys: Keys, family: Family, n: int) -> list[Plan]:
                 raise _unknown(keys, "indexer_types", name, {"full": 0, "shared": 0})
         return [Plan("mla", indexer=name) for name in indexers]
     kinds = _kinds(keys, family, n)
-    window = keys.optional("sliding_window", "sliding_window_size", minimum=0) or None
+    window = _window(keys, "sliding_window", "sliding_window_size")
     chunk = keys.optional("attention_chunk_size")
     if "sliding" in kinds and window is None:
         raise keys.fail("sliding_window", "the key is missing, but there are sliding layers", "add sliding_window")
@@ -204,21 +207,22 @@ def _mixers(keys: Keys, family: Family, n: int) -> list[Plan]:
         raise keys.fail("attention_chunk_size", "the key is missing, but there are chunked layers", "add it")
     mamba = "mamba1" if keys.has("mamba_dt_rank") and not keys.has("mamba_n_heads") else "mamba2"
     shared = keys.optional("num_kv_shared_layers", minimum=0, maximum=MAX_LAYERS) or 0
+    group = keys.whole("cla_share_factor", default=2, maximum=MAX_LAYERS) if keys.flag("use_cla") else 1  # Hunyuan
     sparse = _sparse_layers(keys, n)
     plans = []
     for i, kind in enumerate(kinds):
-        shares, indexer = i >= n - shared, "full" if sparse[i] else ""
+        shares, indexer = i >= n - shared or i % group > 0, "full" if sparse[i] else ""
         if kind in ("full", "sliding", "chunked"):
             width = {"full": None, "sliding": window, "chunked": chunk}[kind]
             local = kind == "sliding"
             plans.append(Plan("gqa", "", width, local, kind == "chunked", shares, indexer=indexer))
         else:
-            plans.append(Plan(mamba if kind == "mamba" else kind, ""))
+            plans.append(Plan({"mamba": mamba, "linear": family.linear}.get(kind, kind), ""))
     return plans
 
 
 def _kinds(keys: Keys, family: Family, n: int) -> list[str]:
-    """full, sliding, chunked, gdn, mamba or conv for each layer."""
+    """full, sliding, chunked, linear, kda, mamba or conv for each layer."""
     for key in ("layer_types", "layers_block_type"):
         names = keys.items(key, n)
         if names is not None:
@@ -227,7 +231,10 @@ def _kinds(keys: Keys, family: Family, n: int) -> list[str]:
                     raise _unknown(keys, key, name, MIXER_NAMES)
             return [MIXER_NAMES[name] for name in names]
     if (interval := keys.optional("full_attention_interval", maximum=MAX_LAYERS)) is not None:
-        return ["full" if (i + 1) % interval == 0 else "gdn" for i in range(n)]
+        return ["full" if (i + 1) % interval == 0 else "linear" for i in range(n)]
+    if family.linear == "lightning" and (group := keys.optional("layer_group_size", maximum=MAX_LAYERS)) is not None:
+        # Ring-linear: the last of each group, and what is left over behind the last group
+        return ["full" if (i + 1) % group == 0 or i >= n - n % group else "linear" for i in range(n)]
     if (indices := keys.numbers("full_attn_idxs")) is not None:
         return ["full" if i in set(indices) else "conv" for i in range(n)]
     if (period := keys.optional("attn_layer_period", maximum=MAX_LAYERS)) is not None:
@@ -236,7 +243,10 @@ def _kinds(keys: Keys, family: Family, n: int) -> list[str]:
     if (indices := keys.numbers("attn_layer_indices")) is not None:
         return ["full" if i in set(indices) else "mamba" for i in range(n)]
     if (types := keys.numbers("attn_type_list", n)) is not None and any(t != 1 for t in types):
-        raise keys.fail("attn_type_list", "lightning attention (0) is not supported", "only full attention (1) is")
+        if family.linear != "lightning" or set(types) - {0, 1}:
+            raise keys.fail("attn_type_list", "has layers of a kind that this family has not", "1 is full attention, and 0"
+                            " lightning attention of MiniMax-01 and -M1")  # fmt: skip
+        return ["full" if t else "linear" for t in types]
     if (pattern := keys.numbers("hybrid_layer_pattern", n)) is not None:
         return ["sliding" if p else "full" for p in pattern]
     if keys.has("attention_chunk_size") and not keys.has("swa_num_key_value_heads"):  # Llama-4
@@ -248,8 +258,14 @@ def _kinds(keys: Keys, family: Family, n: int) -> list[str]:
     return _window_kinds(keys, family, n)
 
 
+def _window(keys: Keys, *names: str) -> int | None:
+    """The tokens of a window; 0 and -1 say, as no key does, that there is none."""
+    found = keys.optional(*names, minimum=-1)
+    return found if found is not None and found > 0 else None
+
+
 def _window_kinds(keys: Keys, family: Family, n: int) -> list[str]:
-    window = keys.optional("sliding_window", minimum=0)
+    window = _window(keys, "sliding_window")
     pattern = keys.get("sliding_window_pattern")
     if isinstance(pattern, int) and not isinstance(pattern, bool) and pattern > 0 and window:
         return ["sliding" if (i + 1) % pattern else "full" for i in range(n)]
@@ -292,7 +308,7 @@ def _ffns(keys: Keys, family: Family, n: int, drafter: bool) -> list[str]:
     """dense, moe or both for each layer."""
     if not has_experts(keys, family):
         return ["dense"] * n
-    if keys.flag("enable_moe_block"):
+    if keys.flag("enable_moe_block") or keys.flag("residual_moe"):  # Gemma-4, Grok-2
         return ["both"] * n
     for name in ("use_residual", "parallel_attn_mlp_res"):  # Arctic
         if keys.flag(name):

@@ -13,7 +13,7 @@ from specsim.errors import InputError, did_you_mean
 from specsim.memory import memory
 from specsim.names import flag_of
 from specsim.profiles import load_profile
-from specsim.scenarios import Scenario, build, no_meaning
+from specsim.scenarios import Scenario, build, cut_blocks, no_meaning
 
 LISTS = ("hardware", "tp", "ep", "draft_tokens")  # options that take several values
 FIXED = ("batch", "context", "num_steps", "topk")  # what the load and the plan set
@@ -48,23 +48,24 @@ def choices(options: Mapping[str, Any]) -> tuple[list[Maker], tuple[int, ...], t
     accepted = [k for k in single if k.startswith("accept")]
     if accepted and base.get("method") == "none":
         notes += (no_meaning(f"--{accepted[0].replace('_', '-')}"),)
-    base = {k: v for k, v in base.items() if k not in (*FIXED, "draft_tokens")}
+    base = {k: v for k, v in base.items() if k not in (*FIXED, *given, "draft_tokens")}
     plain = {k: v for k, v in base.items() if k not in (*accepted, "draft")} | {"method": "none"}
     if base.get("method") != "none" and "eager" in base:  # the phases of those that draft
         plain["eager"] = tuple(phase for phase in base["eager"] if phase == "decode")
     makers: list[Maker] = []
     drafting: list[Maker] = []
-    for box in boxes or (None,):
-        for tp, ep in product(ranks or _cuts(plain, box), groups or (None,)):
-            cut = {k: v for k, v in (("hardware", box), ("tp", tp), ("ep", ep)) if v is not None}
+    for box, ep in product(boxes or (None,), groups or (None,)):
+        here = {k: v for k, v in (("hardware", box), ("ep", ep)) if v is not None}
+        for tp in ranks or _cuts({**plain, **here}):
+            cut = here if tp is None else {**here, "tp": tp}
             makers.append(functools.partial(build, **{**plain, **cut}))
             if accepted and base.get("method") != "none":
-                here = [
+                drafts = [
                     functools.partial(build, **{**base, **cut, "draft_tokens": d, "num_steps": d - 1, "topk": 1})
                     for d in lengths
                 ]
-                makers += here
-                drafting += here
+                makers += drafts
+                drafting += drafts
     if len(makers) > MOST:
         raise InputError(f"{len(makers):,} choices", where="plan", mend="shorten the lists")
     _one_builds(drafting)
@@ -113,19 +114,18 @@ def _several(value: Any) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
 
 
-def _cuts(options: Mapping[str, Any], box: Any) -> tuple[int | None, ...]:
-    """Every power of two of ranks on which the model fits a box, or the box's default."""
+def _cuts(options: Mapping[str, Any]) -> tuple[int | None, ...]:
+    """Every power of two of ranks on which the model fits the box, and that engines take, or the box's default."""
     if "flags" in options:  # a launch line says it
         return (None,)
-    here = {**options, **({"hardware": box} if box is not None else {})}
-    whole = build(**here)
+    whole = build(**options)
     found: list[int | None] = []
     for tp in (2**i for i in range(11)):
         if tp <= whole.profile.gpus:
             try:
-                s = build(**{**here, "tp": tp})
+                s = build(**{**options, "tp": tp})
             except InputError:
                 continue
-            if memory(s).fits:
+            if memory(s).fits and not cut_blocks(s.model, s.parallel):
                 found.append(tp)
     return tuple(found) or (None,)

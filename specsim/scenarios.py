@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +21,7 @@ from specsim.acceptance import Acceptance
 from specsim.configs import default_draft, load_model, load_preset, model_from_config, mtp_draft, public_drafts
 from specsim.engines import Engine, InBlocks, load_engine, running_flag
 from specsim.errors import InputError, did_you_mean
+from specsim.formats import ONLINE, quantised_online
 from specsim.forward import Network, Parallel
 from specsim.keys import Keys
 from specsim.models import BF16, Format, Model
@@ -244,9 +245,12 @@ def build(
         warnings.append(f"no --hardware given: the box is {FIELD_HARDWARE}")
     described = load_engine(engine or "sglang", options.pop("version", None))
     parallel = _parallel(target, profile, tp, ep, dp_attention)
+    target = _served(target, options, warnings)
+    warnings += _blocks_cut(target, parallel)
     if target.draft is not None and target.draft.kind != "model":
         raise InputError(f"{target.name} drafts by {target.draft.kind} and is no target", where="--model", mend="give it as --draft")  # fmt: skip
     drafter, kind = _drafter(target, draft, method, described.name)
+    drafter = drafter and _cached_as(drafter, options)
     wants = [
         x
         for x in (draft_tokens, num_steps, accept_rate, accept_length, accept_per_position, accept_profile)
@@ -304,7 +308,6 @@ def build(
     _cap(described, options, rows, kind, warnings)
     usual = described.default_attention_backend(_attention(target), profile.gpu.compute_capability, branch)
     warnings += _other_attention(options, usual)
-    target = _served(target, options, warnings)
     known_routing = parse(routing) if isinstance(routing, str) else routing
     return Scenario(
         model=target,
@@ -414,7 +417,7 @@ def _scalar(value: Array, option: str) -> int:
 def _parallel(
     model: Model, profile: Profile, tp: int | None, ep: int | None, dp_attention: int | bool | None
 ) -> Parallel:
-    ranks = default_tp(model.heads, profile.gpus) if tp is None else _scalar(_positive("tp", tp), "--tp")
+    ranks = default_tp(model, profile.gpus) if tp is None else _scalar(_positive("tp", tp), "--tp")
     groups = 1 if ep is None else _scalar(_positive("ep", ep), "--ep")
     experts = model.experts
     if groups > 1 and experts is None:
@@ -445,26 +448,54 @@ def check_heads(model: Model, parallel: Parallel, gpus: int = 64) -> None:
     """Raise InputError where the ranks of one attention layer do not divide its heads, or neither divide its K/V heads
     nor are divided by them. gpus: up to how many ranks another number is offered."""
     ranks, groups = parallel.attention, parallel.dp
+    if what := _uncut(model, ranks):
+        over = f" over {groups} attention groups" if groups > 1 else ""
+        fit = [str(n * groups) for n in range(1, gpus // groups + 1) if not _uncut(model, n)]
+        mend = f"{'one of ' if len(fit) > 1 else ''}{', '.join(fit)} would"
+        raise InputError(f"tp {parallel.tp}{over} does not divide {what} of {model.name}", where="--tp", mend=mend)
+
+
+def _uncut(model: Model, ranks: int) -> str:
+    """The heads of a model that so many ranks cannot share; "" where they can."""
     for layer, _ in model.layers:
         a = layer.attention
         if a is None or not a.heads:
             continue
         kv = a.kv_heads if a.kind == "gqa" else 0
         if a.heads % ranks or (kv and kv % ranks and ranks % kv):
-            what = f"{a.heads} attention heads" if a.heads % ranks else f"{kv} K/V heads"
-            over = f" over {groups} attention groups" if groups > 1 else ""
-            fit = [
-                str(n * groups)
-                for n in range(1, gpus // groups + 1)
-                if a.heads % n == 0 and not (kv and kv % n and n % kv)
-            ]
-            mend = f"{'one of ' if len(fit) > 1 else ''}{', '.join(fit)} would"
-            raise InputError(f"tp {parallel.tp}{over} does not divide {what} of {model.name}", where="--tp", mend=mend)
+            return f"{a.heads} attention heads" if a.heads % ranks else f"{kv} K/V heads"
+    return ""
 
 
-def default_tp(heads: Sequence[int], gpus: int) -> int:
-    """All GPUs of the box, or the most that divide the heads."""
-    return max(n for n in range(1, gpus + 1) if gpus % n == 0 and all(h % n == 0 for h in heads))
+def cut_blocks(model: Model, parallel: Parallel) -> str:
+    """What a cut of FP8 weights in blocks leaves that is no multiple of a block, which engines refuse to load ("The output_size of
+    gate's and up's weight = 192 is not divisible by weight quantization block_n = 128"); "" where all fit."""
+    for layer, _ in model.layers:
+        e = layer.experts
+        parts = [("the experts'", e.intermediate, e.format, parallel.tp // parallel.ep)] if e else []
+        rows = ((p, parallel.attention if p in layer.mixer else parallel.tp) for p in layer.projections())
+        parts += [(f"{p.name}'s", p.inputs, p.format, ranks) for p, ranks in rows if p.split == "row"]
+        for whose, width, stored, ranks in parts:
+            block = round(math.sqrt(32 / stored.scale_bits)) if stored.in_blocks else 1
+            if ranks > 1 and width % (ranks * block):
+                return f"{whose} width of {width:,} into {width / ranks:,g} a rank, within blocks of {block}"
+    return ""
+
+
+def _blocks_cut(model: Model, parallel: Parallel) -> Iterator[str]:
+    """Said where an engine refuses a cut of weights in blocks, with the cuts that it takes."""
+    if wrong := cut_blocks(model, parallel):
+        fit = [n for n in range(1, parallel.tp) if parallel.tp % n == 0 and not cut_blocks(model, Parallel(n))]
+        ways = [f"tp {fit[-1]}"] if fit else []
+        if model.experts and not cut_blocks(model, replace(parallel, ep=parallel.tp)):
+            ways.append(f"ep {parallel.tp}")
+        instead = f"; {' or '.join(ways)} would do" if ways else ""
+        yield f"tp {parallel.tp} cuts {wrong}: engines refuse to load FP8 weights so{instead}"
+
+
+def default_tp(model: Model, gpus: int) -> int:
+    """All GPUs of the box, or the most that its heads can be shared by."""
+    return max(n for n in range(1, gpus + 1) if gpus % n == 0 and not _uncut(model, n))
 
 
 def _drafter(target: Model, draft: str | Model | None, method: str | None, engine: str) -> tuple[Model | None, str]:
@@ -616,15 +647,21 @@ def _unlike(eager: Iterable[str]) -> Iterator[str]:
         yield f"the verify runs without CUDA graphs and plain decoding in them: the break-even {both}"
 
 
-def _served(model: Model, options: Mapping[str, Any], warnings: list[str]) -> Model:
-    """The model as the server holds it: a KV cache type or a quantisation from the launch line."""
+def _cached_as(model: Model, options: Mapping[str, Any]) -> Model:
+    """The model with the KV cache type of the launch line, which holds for the target and for a draft beside it."""
     kv = str(options.get("kv_cache_dtype") or "auto")
     if kv.startswith("fp8"):
-        model = replace(model, kv_format=Format("fp8", 8))
-    elif kv in ("bf16", "bfloat16"):
-        model = replace(model, kv_format=BF16)
+        return replace(model, kv_format=Format("fp8", 8))
+    return replace(model, kv_format=BF16) if kv in ("bf16", "bfloat16") else model
+
+
+def _served(model: Model, options: Mapping[str, Any], warnings: list[str]) -> Model:
+    """The model as the server holds it: a KV cache type or a quantisation from the launch line."""
+    model = _cached_as(model, options)
     wanted = options.get("quantization")
-    if wanted and model.quantisation == "none":
+    if model.quantisation == "none" and wanted in ONLINE:
+        model = quantised_online(model, str(wanted))
+    elif wanted and model.quantisation == "none":
         warnings.append(
             f"--quantization {wanted} of unquantised weights is not modelled: {model.name} is priced as its config.json has it"
         )

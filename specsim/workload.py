@@ -8,6 +8,8 @@ letters of either case; a CSV file may have commas, semicolons or tabs between i
     Azure       TIMESTAMP, ContextTokens, GeneratedTokens (CSV, 2023 and 2024; Azure/AzurePublicDataset)
     BurstGPT    Timestamp, Request tokens, Response tokens (CSV, seconds; HPMLL/BurstGPT)
     Mooncake    timestamp, input_length, output_length (JSONL, milliseconds; kvcache-ai/Mooncake)
+    Bailian     the same beside chat_id (JSONL, seconds; alibaba-edu/qwen-bailian-usagetraces-anon)
+    Vidur       arrived_at, num_prefill_tokens, num_decode_tokens (CSV, seconds; microsoft/vidur)
 """
 
 from __future__ import annotations
@@ -144,7 +146,8 @@ def _draw(
 
 @dataclass(frozen=True)
 class Layout:
-    """A trace layout: its column names for arrival, input and output, how an arrival becomes seconds, and what it is."""
+    """A trace layout: its column names for arrival, input and output, how an arrival becomes seconds, and what it is. `beside`: a
+    column by which a layout is told from another with the same three."""
 
     name: str
     arrival: str
@@ -152,6 +155,7 @@ class Layout:
     output_tokens: str
     seconds: Callable[[Any], float]
     time: str = "seconds"
+    beside: str = ""
 
 
 def _timestamp(text: Any) -> float:
@@ -181,6 +185,8 @@ LAYOUTS = (
     ),
     Layout("BurstGPT", "Timestamp", "Request tokens", "Response tokens", float),
     Layout("Mooncake", "timestamp", "input_length", "output_length", _milliseconds, "milliseconds"),
+    Layout("Bailian", "timestamp", "input_length", "output_length", float, beside="chat_id"),
+    Layout("Vidur", "arrived_at", "num_prefill_tokens", "num_decode_tokens", float),
 )
 
 
@@ -306,7 +312,8 @@ class Trace:
         def lacks(layout: Layout) -> tuple[int, int]:
             return sum(not written(name) for name in wanted(layout)), sum(name not in names for name in wanted(layout))
 
-        nearest = min(LAYOUTS, key=lacks)
+        known = [layout for layout in LAYOUTS if not layout.beside or written(layout.beside)]
+        nearest = min(known, key=lambda layout: (lacks(layout), not layout.beside))
         missing = [name for name in wanted(nearest) if not written(name)]
         if missing:
             raise InputError(

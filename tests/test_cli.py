@@ -95,6 +95,8 @@ WRONG = {
     "predict --sglang-args '--tp x'": "'x' is not a whole number",
     "predict --sglang-args --foo --vllm-args --bar": "two launch lines; give one of them",
     "predict --sglang-args \"server_args=ServerArgs(model_path='m')\"": "is what a server prints, not what starts it",
+    "models Mixtral-8x7B": "no command 'Mixtral-8x7B'; `specsim models show Mixtral-8x7B` shows one; known: list, show",
+    "hardware shwo": "no command 'shwo'; did you mean 'show'?",
     "predict extra": "specsim predict: 'extra' stands alone; --help lists the options that take a value",
     "predict qwen3-8b": "'qwen3-8b' stands alone; write --model qwen3-8b",
     "sweep 8x-h100 more": "'8x-h100' stands alone; write --hardware 8x-h100",

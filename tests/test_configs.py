@@ -223,6 +223,25 @@ PUBLISHED: dict[str, tuple[dict[str, Any], float, float]] = {
         llama(2048, 24, 32, 8, 7168, 65536, model_type="lfm2_moe", tie_word_embeddings=True, conv_L_cache=3,
               layer_types=["full_attention" if i in (2, 6, 10, 14, 18, 21) else "conv" for i in range(24)],
               num_dense_layers=2, num_experts=32, num_experts_per_tok=4, moe_intermediate_size=1792), 8.3, 1.5),
+    "Grok-2": (
+        llama(8192, 64, 64, 8, 32768, 131072, model_type="git", architectures=["Grok1ForCausalLM"], head_dim=128,
+              num_local_experts=8, num_experts_per_tok=2, moe_intermediate_size=16384, residual_moe=True,
+              router_logit_softcapping=30.0, sliding_window_size=-1), 270, 115),
+    "MiniMax-M1": (
+        llama(6144, 80, 64, 8, 9216, 200064, model_type="minimax_m1", head_dim=128, num_local_experts=32,
+              num_experts_per_tok=2, shared_intermediate_size=0, attn_type_list=([0] * 7 + [1]) * 10), 456, 45.9),
+    "Ring-mini-linear-2.0": (
+        llama(2048, 20, 16, 4, 5120, 157184, model_type="bailing_moe_linear", head_dim=128, layer_group_size=5,
+              num_experts=256, num_experts_per_tok=8, num_shared_experts=1, moe_intermediate_size=512,
+              first_k_dense_replace=1, group_norm_size=4), 16.4, 1.6),
+    "LongCat-Flash": (
+        llama(6144, 28, 64, 64, 0, 131072, model_type="longcat_flash", num_hidden_layers=None, num_layers=28,
+              num_key_value_heads=None, intermediate_size=None, ffn_hidden_size=12288, expert_ffn_hidden_size=2048,
+              n_routed_experts=512, zero_expert_num=256, zero_expert_type="identity", moe_topk=12, **MLA), 560, 27),
+    "Trinity-Mini": (
+        llama(2048, 32, 32, 4, 6144, 200192, model_type="afmoe", head_dim=128, num_experts=128, num_experts_per_tok=8,
+              num_shared_experts=1, num_dense_layers=2, moe_intermediate_size=1024, sliding_window=2048,
+              layer_types=(["sliding_attention"] * 3 + ["full_attention"]) * 8), 26.1, 3),
     "Gemma-4-26B-A4B (text)": (
         llama(2816, 30, 16, 8, 2112, 262144, model_type="gemma4_text", tie_word_embeddings=True, head_dim=256,
               global_head_dim=512, num_global_key_value_heads=2, attention_k_eq_v=True, enable_moe_block=True,
@@ -316,6 +335,56 @@ def test_hybrid_keeps_a_state_and_a_cache() -> None:
     assert model.kv_bytes_per_token() == 12 * 2 * 2 * 256 * 2
     qkv = full.mixer[0]
     assert qkv.outputs == (2 * 16 + 2 * 2) * 256  # queries and their gate, keys and values
+
+
+def test_layers_that_read_their_neighbour_s_cache_keep_none() -> None:
+    """Hunyuan-Large: each second of 4 layers has queries alone, so that a token adds 2 x 2 x 8 x 128 values of 2 bytes."""
+    shape = llama(6400, 4, 80, 8, 18304, 128512, head_dim=128, cla_share_factor=2)
+    shared, own = read({**shape, "use_cla": True}), read({**shape, "use_cla": False})
+    assert (shared.kv_bytes_per_token(), own.kv_bytes_per_token()) == (2 * 2 * 8 * 128 * 2, 4 * 2 * 8 * 128 * 2)
+    assert own.total_parameters - shared.total_parameters == 2 * 6400 * 2 * 8 * 128
+
+
+@pytest.mark.parametrize("off", [None, 0, -1])
+def test_a_window_of_no_tokens_is_none(off: int | None) -> None:
+    for family in ("mistral", "gemma2", "llama"):
+        (layer, count), *others = read(
+            llama(4096, 4, 32, 8, 14336, 32000, model_type=family, sliding_window=off)
+        ).layers
+        assert layer.attention is not None
+        assert (layer.attention.window, count, others) == (None, 4, [])
+
+
+def test_embeddings_of_layers_may_have_a_vocabulary_of_their_own() -> None:
+    """Gemma-3n embeds 262,144 of its 262,400 tokens in each layer: 2 layers of 256 values."""
+    own = llama(2048, 2, 8, 2, 16384, 262400, model_type="gemma3n_text", head_dim=256, hidden_size_per_layer_input=256)
+    assert read({**own, "vocab_size_per_layer_input": 262144}).other_parameters == 262144 * 2 * 256
+    assert read(own).other_parameters == 262400 * 2 * 256
+
+
+def test_whole_numbers_may_be_written_with_a_point() -> None:
+    shape = llama(4096, 2, 32, 8, 14336, 32000)
+    assert read({**shape, "hidden_size": 4096.0, "num_hidden_layers": 2.0}).layers == read(shape).layers
+    for wrong in (4096.5, float("nan"), float("inf"), "4096", True):
+        with pytest.raises(InputError, match=r"hidden_size'.*not a whole number; write a whole number, without quotes"):
+            read({**shape, "hidden_size": wrong})
+
+
+def test_layers_that_a_key_singles_out_are_warned_of() -> None:
+    found = read(llama(4096, 4, 32, 8, 14336, 32000, cross_attention_layers=[1, 3])).warnings
+    assert found == ("key 'cross_attention_layers' singles out layers and is not used",)
+
+
+def test_a_vision_tower_with_gates_has_three_matrices_a_layer() -> None:
+    """Qwen2.5-VL-7B is published as 8.29 B parameters: 7.62 B of language, and a tower whose feed-forwards are gated."""
+    tower = {"depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "out_hidden_size": 3584,
+             "patch_size": 14, "temporal_patch_size": 2, "spatial_merge_size": 2}  # fmt: skip
+    text = llama(3584, 28, 28, 4, 18944, 152064, model_type="qwen2_5_vl")
+    gated, plain = (
+        read({**text, "vision_config": {**tower, "hidden_act": act}}).total_parameters for act in ("silu", "gelu")
+    )
+    assert gated == pytest.approx(8.29e9, rel=2e-3)
+    assert gated - plain == 32 * 1280 * 3420
 
 
 def test_windows_chunks_and_selected_tokens() -> None:

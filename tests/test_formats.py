@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specsim.configs import load_model, model_from_config
+from specsim.asked import scenario
+from specsim.configs import list_presets, load_config, load_model, model_from_config
 from specsim.errors import InputError
-from specsim.formats import Patterns, fp8_block, integer, read_scheme
+from specsim.formats import Patterns, fp8_block, integer, quantised_online, read_scheme
 from specsim.keys import Keys
 from specsim.models import BF16, Layer, Model
 
@@ -54,6 +55,10 @@ def compressed(weights: dict[str, Any], **more: Any) -> dict[str, Any]:
             **more}  # fmt: skip
 
 
+def quark(weight: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"quant_method": "quark", "global_quant_config": {"weight": weight, "bias": None}, **more}
+
+
 @pytest.mark.parametrize(
     ("quantisation", "expected"),
     [
@@ -83,6 +88,11 @@ def compressed(weights: dict[str, Any], **more: Any) -> dict[str, Any]:
          4 + 8 / 64 + 32 / (64 * 256)),
         ({"quant_method": "bitsandbytes", "load_in_8bit": True}, 8),
         ({"quant_method": "bitsandbytes"}, 16),
+        (quark({"dtype": "fp4", "group_size": 32}), 4 + 8 / 32),
+        (quark({"dtype": "fp8_e4m3", "qscheme": "per_tensor"}), 8),
+        (quark({"dtype": "uint4", "group_size": 128}), 4 + 16 / 128),
+        (quark({"dtype": "fp4", "group_size": 32}, exclude=["*self_attn*"]), 16),
+        (quark({"dtype": "fp4"}, layer_quant_config={"*o_proj": {"weight": {"dtype": "fp8_e4m3"}}}), 8),
         ({"quant_method": "mxfp4"}, 16),  # experts only, and there are none
         ({}, 16),
     ],
@@ -105,6 +115,14 @@ def test_every_place(key: str, inside: bool) -> None:
     text = {**DENSE, key: FP8} if inside else DENSE
     model = read({"model_type": "x", "text_config": text} | ({} if inside else {key: FP8}))
     assert formats(model.layers[0][0]) == {"qkv": "fp8", "o": "fp8", "ffn_gate_up": "fp8", "ffn_down": "fp8"}
+
+
+def test_a_cache_of_quark_is_in_the_format_that_its_projections_give_out() -> None:
+    caches = {"*k_proj": {"output_tensors": {"dtype": "fp8_e4m3"}, "weight": {"dtype": "fp8_e4m3"}}}
+    found = read(DENSE, quark({"dtype": "fp8_e4m3"}, kv_cache_quant_config=caches))
+    assert (found.kv_format.name, found.head.format, found.quantisation) == ("fp8", BF16, "quark fp8")
+    with pytest.raises(InputError, match=r"global_quant_config.weight.dtype'.*fp6_e3m2.*supported: fp4, fp8"):
+        read(DENSE, quark({"dtype": "fp6_e3m2"}))
 
 
 def test_side_file(tmp_path: Path) -> None:
@@ -356,3 +374,27 @@ def test_too_many_patterns_are_refused() -> None:
     with pytest.raises(InputError, match="more than 1000 patterns"):
         Patterns([f"*l{i}*" for i in range(1001)])
     assert Patterns([f"model.layers.{i}.*" for i in range(5000)])
+
+
+UNQUANTISED = [p.name for p in list_presets() if p.role == "target" and load_model(p.name).quantisation == "none"]
+
+
+@pytest.mark.parametrize("name", UNQUANTISED)
+def test_what_is_quantised_while_it_is_loaded_is_stored_as_such_a_checkpoint(name: str) -> None:
+    """--quantization fp8 leaves alone what a checkpoint in fp8 does, of every model that ships unquantised."""
+    config = load_config(name)
+    plain = model_from_config(config, name="test")
+    stored = model_from_config({**config, "quantization_config": {"quant_method": "fp8"}}, name="test")
+    made = quantised_online(plain, "fp8")
+    assert (made.layers, made.mtp_layers, made.head) == (stored.layers, stored.mtp_layers, stored.head)
+    assert made.weight_bytes == stored.weight_bytes
+
+
+def test_a_launch_line_that_quantises_halves_the_weights() -> None:
+    """Llama-3.1-8B: 6.98 B parameters in layers take one byte instead of two, 1.05 B of embedding and head stay."""
+    line = "--model-path meta-llama/Llama-3.1-8B --quantization"
+    eight, other = (scenario(hardware="1x-h200", sglang_args=f"{line} {how}") for how in ("fp8", "bitsandbytes"))
+    assert eight.model.weight_bytes == pytest.approx(6.98e9 + 2 * 1.05e9, rel=1e-3)
+    assert not [w for w in eight.warnings if "quantization" in w]
+    assert other.model.weight_bytes == pytest.approx(2 * 8.03e9, rel=1e-3)
+    assert [w for w in other.warnings if "--quantization bitsandbytes of unquantised weights is not modelled" in w]

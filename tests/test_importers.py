@@ -483,7 +483,7 @@ def test_readings_go_into_a_profile():
     assert len(after.allreduce) == len(box.allreduce), "it replaces the curve of the same kind"
     links = into_profile(box, read_tool(P2P.format(access=""), "p2p.txt"), SOURCE).environment["links"]
     assert links["p2pBandwidthLatencyTest"]["pair_p2p_gb_s"] == 52.0
-    with pytest.raises(InputError, match="2 ranks do not fit a profile of 1 GPUs"):
+    with pytest.raises(InputError, match=r"2 ranks do not fit a profile of 1 GPUs; give a profile with so many `gpus`"):
         into_profile(load_profile("1x-h200"), readings, SOURCE)
 
 

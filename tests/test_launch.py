@@ -67,6 +67,19 @@ class TestForms:
             EAGLE3.replace("--speculative-algorithm", "--speculative-algo"),
             EAGLE3.replace("-num-steps", "_num_steps"),
             EAGLE3.replace("EAGLE3", "eagle3"),
+            EAGLE3 + " \\ ",
+            json.dumps(["python3", "-m", "sglang.launch_server", *EAGLE3.split()]),
+            f"CMD {json.dumps(['python3', '-m', 'sglang.launch_server', *EAGLE3.split()])}",
+            f'ENTRYPOINT ["python3", "-m", "sglang.launch_server"]\nCMD {json.dumps(EAGLE3.split())}',
+            "".join(f"- {word}\n" for word in EAGLE3.split()),
+            "\n          ".join(f'- "{word}"' for word in EAGLE3.split()),
+            f'command: ["python3", "-m", "sglang.launch_server"]\nargs: {json.dumps(EAGLE3.split())}',
+            f"command: [bash, -c]\nargs:\n- |\n  echo up\n  python3 -m sglang.launch_server {EAGLE3}\n",
+            "command: >\n  " + EAGLE3.replace(" --", "\n  --"),
+            f'ALGORITHM="EAGLE3"; sglang serve {EAGLE3.replace("EAGLE3", "$ALGORITHM")}',
+            f"export RANKS=8\nMODEL=target\nsglang serve {EAGLE3.replace('8', '${RANKS}').replace('path target', 'path $MODEL')}",
+            f"sglang serve {EAGLE3.replace('--tp 8', '--tp ${RANKS:-8}')}",
+            f'ARGS=(\n  {EAGLE3.replace("--tp 8", "")}\n)\nARGS+=(--tp 8)\nexec sglang serve "${{ARGS[@]}}"',
         ],
     )
     def test_are_the_same(self, line: str) -> None:
@@ -74,6 +87,35 @@ class TestForms:
         o = launch.options
         assert (o["method"], o["tp"], o["model"], o["draft"], o["draft_tokens"]) == self.expected
         assert launch.unknown == ()
+
+    def test_a_manifest_tells_image_and_environment_too(self) -> None:
+        """Of a pod's containers that which starts the engine, by its command or its image; no secret of its environment."""
+        args = "".join(f"    - {word}\n" for word in EAGLE3.split())
+        env = "    env:\n    - {name: NCCL_DEBUG, value: INFO}\n    - {name: VLLM_API_KEY, value: sesame}\n"
+        side = "  - {name: proxy, image: nginx:1.27, args: [-g, daemon off;]}\n"
+        pod = "apiVersion: v1\nkind: Pod\nspec:\n  containers:\n"
+        command = "    command: [python3, -m, sglang.launch_server]\n"
+        found = read_launch("sglang", f"{pod}{side}  - image: lmsysorg/sglang:v0.5.16\n{command}{env}    args:\n{args}")
+        assert (found.options["model"], found.options["tp"], found.options["version"]) == ("target", 8, "0.5.16")
+        assert found.options["env"] == {"NCCL_DEBUG": "INFO"}
+        by_name = f"{pod}  - env: [{{name: RANKS, value: '4'}}]\n{command}    args: [--model-path, $(MODEL), --tp, $(RANKS)]\n"
+        assert (sglang(by_name)["tp"], sglang(by_name)["model"]) == (4, "$(MODEL)")
+        vllm_pod = f"{pod}{side}  - image: vllm/vllm-openai:latest\n    args: [--model, target, -tp, '4']\n"
+        assert (vllm(vllm_pod)["model"], vllm(vllm_pod)["tp"]) == ("target", 4)
+
+    @pytest.mark.parametrize(
+        "text", ["[" * 9000, "- " * 9000 + "x", "a: &a [*a]\ncommand: [x]", "[1, {", "args: []", "%x: ["]
+    )
+    def test_what_only_looks_like_a_list_is_read_as_a_line(self, text: str) -> None:
+        assert isinstance(read_launch("sglang", text).options, dict)
+
+    @pytest.mark.parametrize("text", [f"A={'x' * 40000}\n" + "$A " * 9000, f"A=({'x ' * 20000})\n" + "${A[@]} " * 5000])
+    def test_variables_do_not_make_a_line_endless(self, text: str) -> None:
+        with pytest.raises(InputError, match="longer than"):
+            read_launch("sglang", text)
+
+    def test_a_variable_that_the_text_does_not_set_stays(self) -> None:
+        assert sglang("sglang serve --model-path $MODEL --tp 8")["model"] == "$MODEL"
 
     def test_a_value_before_a_redirection_is_a_value(self) -> None:
         line = "nohup python3 -m sglang.launch_server --model-path target --tp 2 > server.log 2>&1 &"
@@ -649,6 +691,13 @@ def test_what_no_cost_follows_from_is_said(engine: str, flags: str, words: str) 
     assert "not modelled" not in notes(engine, f"m {plain}" if engine == "vllm" else f"--model-path m {plain}")
 
 
+def test_a_flag_that_is_off_is_not_noted() -> None:
+    assert "not modelled" not in notes("vllm", "m -dcp 1 --cpu-offload-gb 0")
+    assert "not modelled" not in notes(
+        "sglang", "--model-path m --ep-num-redundant-experts 0 --disaggregation-mode null"
+    )
+
+
 @pytest.mark.parametrize(
     ("engine", "flag", "words"),
     [
@@ -658,6 +707,14 @@ def test_what_no_cost_follows_from_is_said(engine: str, flags: str, words: str) 
         ("sglang", "--enable-torch-compile", "the engine's own"),
         ("sglang", "--disaggregation-mode decode", "both prefill and decode"),
         ("sglang", "--load-format gguf", "--load-format gguf is not modelled"),
+        ("sglang", "--cpu-offload-gb 10", "the GPUs' own memory"),
+        ("vllm", "--cpu-offload-gb 10", "the GPUs' own memory"),
+        ("sglang", "--enable-two-batch-overlap", "one after the other"),
+        ("vllm", "-dcp 4", "no cache is cut by tokens"),
+        ("sglang", "--dcp-size 4", "no cache is cut by tokens"),
+        ("sglang", "--moe-dense-tp-size 1", "dense layers are cut as all others"),
+        ("sglang", "--enable-eplb --ep-num-redundant-experts 32", "each expert is held once"),
+        ("sglang", "--tp 2 --enable-torch-symm-mem", "as the engine's others have them"),
         ("vllm", "--hf-overrides '{\"num_hidden_layers\": 4}'", "priced as its config.json has it"),
     ],
 )

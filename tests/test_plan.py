@@ -1541,3 +1541,11 @@ def test_an_acceptance_of_plain_decoding_is_said_to_be_left_out() -> None:
     options = {"model": "Qwen3-8B", "hardware": "1x-h200", "method": "none", "accept_rate": 0.6}
     assert note in specsim.plan(rate=2, input_tokens=500, output_tokens=100, **options).plan.warnings
     assert note in specsim.sweep(batch=[1, 2], **options).warnings
+
+
+def test_expert_groups_are_a_list_of_choices_and_cuts_that_engines_refuse_are_none() -> None:
+    """1,536 over 8 ranks is a block and a half of FP8 weights, which engines refuse; in 8 groups each rank holds whole experts."""
+    options = {"hardware": "8x-h200", "method": "none", "rate": 8}
+    found = specsim_plan("Qwen3-235B-A22B-FP8", ep=(1, 8), **options).plan.choices
+    cuts = {(c.scenario.parallel.tp, c.scenario.parallel.ep) for c in found}
+    assert cuts == {(2, 1), (4, 1), (8, 8)}

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import specsim
 from specsim.cli import main
 from specsim.configs import PRESETS, load_model
+from specsim.errors import InputError
 from specsim.names import PHASES
 from specsim.prediction import SAMPLES, machine_of, predict
 from specsim.profiles import load_profile
@@ -606,3 +607,71 @@ def test_a_batch_beyond_every_graph_is_told_and_no_other():
     assert len(notes(9, cuda_graph_max_bs=8)) == 1
     assert notes(8, cuda_graph_max_bs=8) == []
     assert notes(257, disable_cuda_graph=True) == []  # asked for
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            {"model": "Qwen3-235B-A22B-FP8", "tp": 8},
+            "the experts' width of 1,536 into 192 a rank, within blocks of 128",
+        ),
+        ({"model": "Qwen3-235B-A22B-FP8", "tp": 8}, "tp 4 or ep 8 would do"),
+        ({"model": "Qwen3-30B-A3B-FP8", "tp": 4}, "tp 2 or ep 4 would do"),
+        ({"model": "MiniMax-M2.5", "tp": 8}, "tp 4 or ep 8 would do"),
+        ({"model": "Qwen3-235B-A22B-FP8", "tp": 8, "ep": 8}, ""),
+        ({"model": "Qwen3-235B-A22B-FP8", "tp": 4}, ""),
+        ({"model": "Qwen3-235B-A22B", "tp": 8}, ""),
+        ({"model": "DeepSeek-V3", "tp": 8}, ""),
+    ],
+)
+def test_a_cut_within_blocks_of_fp8_weights_is_told(options: dict[str, Any], said: str) -> None:
+    """1,536 over 8 ranks is 192, one block and a half, which SGLang and vLLM refuse ("The output_size of gate's and up's weight =
+    192 is not divisible by weight quantization block_n = 128", vLLM issue 17569); 2,048 over 8 is two blocks."""
+    found = [w for w in build(**options, hardware="8x-h200", method="none").warnings if "refuse to load" in w]
+    assert len(found) == bool(said)
+    assert said in "".join(found)
+
+
+def test_the_default_cut_is_one_that_all_heads_can_share(tmp_path: Path) -> None:
+    """Phi-4 has 40 heads and 10 K/V heads: of 8 GPUs two can share them, so that is the default, and 8 are refused."""
+    shape = {"model_type": "phi3", "hidden_size": 5120, "num_hidden_layers": 2, "num_attention_heads": 40,
+             "num_key_value_heads": 10, "intermediate_size": 17920, "vocab_size": 100352}  # fmt: skip
+    path = tmp_path / "phi.json"
+    path.write_text(json.dumps(shape))
+    assert build(model=str(path), hardware="8x-h100").parallel.tp == 2
+    with pytest.raises(InputError, match=r"tp 8 does not divide 10 K/V heads of phi; one of \[1, 2, 5, 10, 20, 40\]"):
+        build(model=str(path), hardware="8x-h100", tp=8)
+
+
+@pytest.mark.parametrize(
+    "mixer",
+    [
+        {"model_type": "jamba", "attn_layer_period": 2, "attn_layer_offset": 1, "mamba_dt_rank": 256},
+        {"model_type": "lfm2", "full_attn_idxs": [1], "conv_L_cache": 3},
+    ],
+)
+def test_mixers_of_channels_are_cut_as_those_of_heads_are(tmp_path: Path, mixer: dict[str, Any]) -> None:
+    """A Mamba or convolution layer works channel by channel: 8 ranks hold an eighth of it, weights and state."""
+    shape = {"hidden_size": 4096, "num_hidden_layers": 2, "num_attention_heads": 32, "num_key_value_heads": 8,
+             "intermediate_size": 14336, "vocab_size": 65536}  # fmt: skip
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**shape, **mixer}))
+    whole, cut = (predict(build(model=str(path), hardware="8x-h100", tp=tp)).json() for tp in (1, 8))
+    assert cut["memory"]["weights_gb_per_gpu"] == pytest.approx(whole["memory"]["weights_gb_per_gpu"] / 8, rel=0.02)
+    assert build(model=str(path), hardware="8x-h100").parallel.tp == 8
+
+
+@pytest.mark.parametrize("method", ["eagle3", "mtp", "draft-model"])
+def test_a_cache_of_8_bits_is_the_draft_s_too(method: str) -> None:
+    """One flag sets the cache of both models, so that half the bits are half the bytes."""
+    models = {
+        "eagle3": {"model": "Llama-3.1-8B"},
+        "mtp": {"model": "DeepSeek-V3"},
+        "draft-model": {"model": "Llama-3.1-8B", "draft": "Llama-3.2-1B"},
+    }
+    wide, narrow = (
+        predict(build(**models[method], hardware="8x-h200", method=method, batch=16, **more)).json()["memory"]
+        for more in ({}, {"kv_cache_dtype": "fp8_e4m3"})
+    )
+    assert narrow["kv_gb_per_gpu"] == pytest.approx(wide["kv_gb_per_gpu"] / 2, rel=1e-4)

@@ -137,6 +137,8 @@ MOONCAKE = [
         ("exact.csv", "timestamp,Timestamp,Request tokens,Response tokens\n9,5,7,8\n3,6,1,1\n", [0, 1], (7, 8)),
         ("late.csv", OWN + "9007199254740992,1,2\n9007199254740994,1,1\n", [0, 2], (1, 2)),
         ("mooncake.jsonl", "".join(json.dumps(row) + "\n" for row in MOONCAKE), [0, 3], (6755, 500)),
+        ("bailian.jsonl", "".join(json.dumps({"chat_id": 1, **row}) + "\n" for row in MOONCAKE), [0, 3000], (6755, 500)),
+        ("vidur.csv", "arrived_at,num_prefill_tokens,num_decode_tokens\n0.5,374,44\n2,20,4\n", [0, 1.5], (374, 44)),
     ],
 )  # fmt: skip
 def test_layouts(tmp_path: Path, name: str, text: str, arrival_s: list[float], first: tuple[int, int]) -> None:

@@ -135,7 +135,10 @@ class Group(click.Group):
         if args and args[0] not in known and not args[0].startswith("-"):
             from specsim.errors import InputError, did_you_mean
 
-            raise InputError(f"no command {args[0]!r}", where=ctx.command_path, mend=did_you_mean(args[0], known))
+            mend = did_you_mean(args[0], known)
+            if "show" in known and not mend.startswith("did you mean"):  # a model or a profile, as `show` takes it
+                mend = f"`{ctx.command_path} show {args[0][:80]}` shows one; {mend}"
+            raise InputError(f"no command {args[0][:80]!r}", where=ctx.command_path, mend=mend)
         name, command, rest = super().resolve_command(ctx, args)
         asked = ctx.meta.get(ASKED_JSON) and not isinstance(command, click.Group)
         return name, command, ["--json", *rest] if asked else rest
