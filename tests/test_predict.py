@@ -640,7 +640,7 @@ def test_the_default_cut_is_one_that_all_heads_can_share(tmp_path: Path) -> None
     path = tmp_path / "phi.json"
     path.write_text(json.dumps(shape))
     assert build(model=str(path), hardware="8x-h100").parallel.tp == 2
-    with pytest.raises(InputError, match=r"tp 8 does not divide 10 K/V heads of phi; one of \[1, 2, 5, 10, 20, 40\]"):
+    with pytest.raises(InputError, match=r"tp 8 does not divide 10 K/V heads of phi; one of 1, 2, 5 would"):
         build(model=str(path), hardware="8x-h100", tp=8)
 
 
