@@ -409,6 +409,45 @@ def test_a_full_memory_holds_no_whole_number(share):
     assert p.ttft_s[0] == pytest.approx(ttft, rel=0.15)
 
 
+@pytest.mark.parametrize("kept", [0.0, 0.098])
+@pytest.mark.parametrize("variation", [0.3, 1.5])
+def test_what_a_running_request_holds_varies_as_drawn(variation, kept):
+    """Prompts and answers drawn, each met for as long as its answer is, at any place in it; prompts alone where nothing is answered."""
+    draw, n = np.random.default_rng(1), 1_000_000
+    prompts, answers = (draw.gamma(1 / variation, mean * variation, n) for mean in (2000, 1000))
+    held = prompts + (kept + (1 - kept) * draw.random(n)) * answers
+    mean = np.average(held, weights=answers)
+    requests = Requests(2000, 1000, variation, variation)
+    assert requests.held_cv2(kept) == pytest.approx(np.average(held**2, weights=answers) / mean**2 - 1, rel=0.03)
+    assert Requests(10**6, 1, variation, variation).held_cv2(kept) == pytest.approx(variation, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("engine", "d", "given_", "made", "variation", "share", "ttft"),
+    [("sglang", 1, 4850, 330, 1.5, 0.79, 0.25), ("sglang", 4, 3238, 180, 1.0, 0.75, 0.15), ("vllm", 1, 2160, 436, 0.6, 0.8, 0.2),
+     ("vllm", 4, 5099, 468, 1.0, 0.76, 0.25)],
+)  # fmt: skip
+def test_requests_of_several_sizes_wait_for_a_full_memory(engine, d, given_, made, variation, share, ttft):
+    """What so many requests hold varies as their sizes do, so that a memory is full before the number that it holds on average runs, and who waits does so
+    behind one that is larger: an RTX 4090, lengths Gamma distributed. Were all as large TTFT would be less than half of what it is; were bunches of
+    prompts as many times as large each, half as long again (the second)."""
+    options = {"method": "none"} if d == 1 else {"draft_tokens": d, "accept_rate": 0.6}
+    s = build(model="Llama-3.1-8B", hardware="1x-rtx-4090", engine=engine, **options)
+    machine, n = machine_of(s), 40_000
+    rate = share * float(server_of(s, machine, Requests(given_, made, variation, variation)).capacity())
+    draw = np.random.default_rng(2)
+    lengths = [
+        np.maximum(np.rint(draw.gamma(1 / variation, mean * variation, n)), 1).astype(int) for mean in (given_, made)
+    ]
+    arrivals = np.cumsum(draw.exponential(1e12 / rate, n)).astype(np.int64)
+    rows = simulate(simulated_server(s, machine), [Load(arrivals, *lengths)]).metrics.rows
+    rows = rows[rows[:, 0].argsort()][n // 3 : -n // 10].astype(float)
+    rate = (len(rows) - 1) / (rows[-1, 1] - rows[0, 1]) * 1e12
+    mean = rows[:, 5:].mean(axis=0)
+    server = server_of(s, machine, Requests(*mean, *(rows[:, 5:].var(axis=0) / mean**2)))
+    assert server.at(rate).ttft_s[0] == pytest.approx((rows[:, 3] - rows[:, 1]).mean() / 1e12, rel=ttft)
+
+
 @pytest.mark.parametrize(
     ("d", "engine", "given_", "made", "share"),
     [(4, "sglang", 2000, 200, 0.6), (4, "vllm", 2000, 200, 0.6), (1, "sglang", 6000, 500, 0.8)],
