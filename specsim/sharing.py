@@ -10,7 +10,8 @@ their quotient. With one place that is exact. What is left over waits, as do tho
 of the whole server, whose customers take 1 / limit seconds (limit: requests a second with every place taken).
 
 While others wait some places belong to prompts that are being prefilled, `passing` on average. Answers of one length that were prefilled without pause end
-together, and so do those that take their places: among k of them (k - 1) / 2 more have no first token yet.
+together, and so do those that take their places: among k of them (k - 1) / 2 more have no first token yet. (Not so where each prompt rides in a step that decodes: those end a
+step apart, so that every one decodes beside the prompts that follow all others. Prompts of several steps were found to be between the two, and are taken as the first.)
 
 Where decoding goes on beside prompts (vLLM) who came first leaves meanwhile. No more run than come within the steps of an answer, and bunches
 count as they vary within so many steps: with K prompts in a step on average those of every other step follow one another as rho^j, so that the number
@@ -49,7 +50,7 @@ class Crowd:
     that can be served; passing: (p,) prompts that are prefilled while others wait for a place. prompt_s: seconds of one. alike: the shorter of two answers over the mean one; answers, prompts:
     how they vary, variance over the square of the mean. window: (p,) pairs of steps of an answer beside prompts, over the steps of a
     prompt, and room: (p,) requests that run beside prompts at most; None where decoding stands still.
-    uneven: how what running requests hold of a memory varies, variance over the square of the mean.
+    uneven: how what running requests hold of a memory varies, variance over the square of the mean. in_step: answers whose prompts were prefilled without pause end together.
     """
 
     rate: Array
@@ -67,6 +68,7 @@ class Crowd:
     window: Array | None = None
     room: Array | None = None
     uneven: float = 0.0
+    in_step: bool = True
 
     @property
     def bunches(self) -> tuple[Array, Array, Array]:
@@ -173,7 +175,7 @@ def _alike(c: Crowd) -> Shared:
     waited_for = clock * (1 - periods.passed)
     together = last * (left - 1) / 2 + (1 - last) * together[:, None]
     together = (waited_for * together).sum(axis=1) / np.maximum(waited_for.sum(axis=1), TINY)
-    together = (2 * c.alike - 1) * np.maximum(together, 0.0)
+    together = (2 * c.alike - 1) * np.maximum(together, 0.0) * c.in_step
     if c.window is not None:  # nobody stands still: `specsim.riding` says what prompts beside one's own cost
         standing = np.zeros_like(standing)
     inside = np.atleast_2d(c.decoding)[:, -1] / c.places  # of the time of a place that it decodes

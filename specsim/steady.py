@@ -290,7 +290,14 @@ class Server:
             return State(r, steps, n, each, prefills, shared(crowd))
         last = np.broadcast_to(steps[:, -1], r.shape)
         room = self.budget / (self.rows + self.prompt / last)
-        state = State(r, steps, n, each, prefills, shared(replace(crowd, window=last / 2 / self.chunks, room=room)))
+        state = State(
+            r,
+            steps,
+            n,
+            each,
+            prefills,
+            shared(replace(crowd, window=last / 2 / self.chunks, room=room, in_step=self.chunks > 1)),
+        )
         return replace(state, held=replace(state.held, standing=state.held.standing + self._riding(state, self.mixing)))
 
     def _riding(self, state: State, mixing: Mixing) -> Array:

@@ -134,7 +134,7 @@ def server_of(
         budget=float(chunk) if mixed else math.inf,
         rows=tokens,
         prompt=prompt,
-        late=not mixed,
+        late=not mixed and most > 1,  # with one place nobody decodes when it falls free, and that is seen at once
         spread=spread,
         memory=memory if mixed and memory.fitting < running else None,
         graphs=tuple(sorted(graphs - {0})),
