@@ -411,6 +411,22 @@ def test_a_full_memory_holds_no_whole_number(share):
     assert p.ttft_s[0] == pytest.approx(ttft, rel=0.15)
 
 
+def test_lengths_of_a_plan_are_those_that_it_simulates():
+    """Uniform from F x tokens to tokens, as `simulate` draws them: means of 1,200 and 300 of 2,000 and 500 with F = 0.2, and
+    a variance of (1,601^2 - 1) / 12. Alike, the same largest request would need more memory on average."""
+    load = {"rate": 4, "input_tokens": 2000, "output_tokens": 500, "tpot_ms": 20, "method": "none"}
+    found = specsim_plan(
+        "Llama-3.1-8B", hardware=["1x-h200"], range_ratio=0.2, simulate=True, num_requests=4000, **load
+    )
+    r = found.plan.requests
+    assert (r.input_tokens, r.output_tokens) == (1200, 300)
+    assert r.input_cv2 == pytest.approx((1601**2 - 1) / 12 / 1200**2)
+    assert found.simulation["mean_itl_ms"] == pytest.approx(1e3 * found.plan.best.point.tpot_s[0], rel=0.03)
+    assert "1,200 + 300 tokens on average" in found.title()
+    with pytest.raises(InputError, match=r"0, 1"):
+        specsim_plan("Llama-3.1-8B", hardware=["1x-h200"], range_ratio=1.5, **load)
+
+
 @pytest.mark.parametrize("kept", [0.0, 0.098])
 @pytest.mark.parametrize("variation", [0.3, 1.5])
 def test_what_a_running_request_holds_varies_as_drawn(variation, kept):
