@@ -175,11 +175,13 @@ class Planned(Shown):
             return f"Nothing meets {' and '.join(limits)}. The nearest miss is {far}: {where}{got}."
         assert p is not None
         price = self.wanted.price_per_gpu_hour
-        cost = "" if price is None else f", {short(best.cost_per_million(found.rate, found.requests.output_tokens, price))} a million output tokens"  # fmt: skip
-        sure = "" if found.tpot_ms is None else f" ({found.tpot_ms.interval})"
+        cost = "" if price is None else f", {short(best.cost_per_million(found.rate, found.requests.output_tokens, price))} for a million output tokens"  # fmt: skip
+        sure = "" if found.tpot_ms is None else f" (80 % interval {found.tpot_ms.interval})"
         many = "s" if best.replicas > 1 else ""
         tpot = (
-            f"TPOT {short(p.tpot_s[0] * 1e3, 3)} ms{sure}" if p.tpot_s[0] else f"TTFT {short(p.ttft_s[0] * 1e3, 3)} ms"
+            f"mean TPOT {short(p.tpot_s[0] * 1e3, 3)} ms{sure}"
+            if p.tpot_s[0]
+            else f"mean TTFT {short(p.ttft_s[0] * 1e3, 3)} ms"
         )
         if best.seen is not None:
             tpot += f", {which} TTFT {short(best.seen.ttft_s[0] * 1e3, 3)} and TPOT {short(best.seen.tpot_s[0] * 1e3, 3)} ms"

@@ -1517,7 +1517,7 @@ def test_answers_of_one_token_are_told_by_their_first(specsim):
     common = ("--model", "Llama-3.1-8B", "--hardware", "1x-h200", "--method", "none", "--rate", "1")
     _, out, _ = specsim("plan", *common, "--output-tokens", "1")
     assert "1 request a second of 1,024 + 1 tokens" in out
-    assert "no speculation; TTFT" in out
+    assert "no speculation; mean TTFT" in out
 
 
 def test_the_nearest_miss_is_no_capped_one(specsim):
@@ -1606,3 +1606,10 @@ def test_expert_groups_are_a_list_of_choices_and_cuts_that_engines_refuse_are_no
     found = specsim_plan("Qwen3-235B-A22B-FP8", ep=(1, 8), **options).plan.choices
     cuts = {(c.scenario.parallel.tp, c.scenario.parallel.ep) for c in found}
     assert cuts == {(2, 1), (4, 1), (8, 8)}
+
+
+def test_a_verdict_says_what_its_times_and_money_are():
+    """A mean, the share of its interval, and what a price is for."""
+    found = specsim_plan("Llama-3.1-8B", hardware=["1x-h200"], rate=2, tpot_ms=20, price_per_gpu_hour=3.0)
+    assert re.search(r"; mean TPOT [\d.]+ ms \(80 % interval [\d.]+ to [\d.]+\), headroom", found.verdict())
+    assert found.verdict().endswith(" for a million output tokens.")
