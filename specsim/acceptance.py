@@ -88,7 +88,9 @@ def rate_for_length(
     for s, d, here in _groups(steps, tokens):
         values = wanted[here]
         rate[here] = (
-            _invert_chain(values, _depth(s, d)) if width == 1 else _invert_tree(values, s, width, _width(s, width, d))
+            _invert_chain(values, _depth(s, d))
+            if width == 1
+            else _invert_tree(values, _depth(s, d), width, _width(s, width, d))
         )
     return _plain(rate)
 
@@ -166,6 +168,8 @@ def _tree_survival(levels: Sequence[Array], topk: int, draft_tokens: int) -> Arr
     """P(at least j drafted tokens accepted), shape (..., len(levels)); `levels` holds the rank rates (..., topk) of
     each depth."""
     shape = np.broadcast_shapes(*(ranks.shape[:-1] for ranks in levels)) if levels else ()
+    deeper = max(len(levels) - (draft_tokens - 1), 0)  # than a node is whose ancestors are all in the tree
+    levels = levels[: len(levels) - deeper]
     beam = np.ones((*shape, 1))
     candidates = []
     for ranks in levels:
@@ -181,7 +185,8 @@ def _tree_survival(levels: Sequence[Array], topk: int, draft_tokens: int) -> Arr
     kept = np.zeros(everything.shape)
     np.put_along_axis(kept, chosen, np.take_along_axis(everything, chosen, axis=-1), axis=-1)
     ends = np.cumsum([paths.shape[-1] for paths in candidates])[:-1]
-    return np.stack([part.sum(axis=-1) for part in np.split(kept, ends, axis=-1)], axis=-1)
+    found = np.stack([part.sum(axis=-1) for part in np.split(kept, ends, axis=-1)], axis=-1)
+    return np.concatenate([found, np.zeros((*shape, deeper))], axis=-1) if deeper else found
 
 
 def _invert_tree(length: Array, steps: int, topk: int, draft_tokens: int) -> Array:

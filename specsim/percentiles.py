@@ -119,7 +119,7 @@ def draw(server: Server, rate: float, state: State | None = None, mean: float | 
     running = _pick(weight, next(at))
     prompts = _together if len(server.prefill) > 1 else _one_by_one
     ttft, behind = prompts(server, rate, state, running, at)
-    full, waiting = max(float(weight[-1]), TINY), state.held.waiting[0] / rate
+    full, waiting = max(float(state.held.full[0]), TINY), state.held.waiting[0] / rate
     turn = next(at)
     ttft = ttft - np.where(turn < full, np.log(np.minimum(turn / full, 1.0)) * waiting / full, 0.0)
 

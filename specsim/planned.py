@@ -43,7 +43,8 @@ PLAIN = 300_000  # decode steps of a sequence: plain Python is done with them be
 class Wanted:
     """The load and what is asked of a plan, as the options of `specsim plan` have it.
 
-    rate: requests a second over all replicas. input_tokens, output_tokens: means; or a trace, whose busiest minute gives the
+    rate: requests a second over all replicas. input_tokens, output_tokens: of every request, or with a range_ratio F of the largest, lengths
+    being uniform from F x that; or a trace, whose busiest minute gives the
     rate. prefix_rate: share of each prompt in the prefix cache. ttft_ms, tpot_ms: targets of the mean request, or of a percentile ("p50", "p90", "p95", "p99"). speedup: to give drafters' targets for. hysteresis: gain that a
     switch of the draft length must bring. headroom: share by which the rate may grow. price_per_gpu_hour: for the cost of a
     million output tokens. policy: the file that the launch lines name. simulate: confirm by simulating one replica, with
@@ -53,6 +54,7 @@ class Wanted:
     rate: float | None = None
     input_tokens: float | None = None
     output_tokens: float | None = None
+    range_ratio: float | None = None
     trace: Path | None = None
     prefix_rate: float = 0.0
     ttft_ms: float | None = None
@@ -86,7 +88,7 @@ class Wanted:
     def load(self) -> tuple[float, Requests, TraceStats | None]:
         """(rate, mean request, what the trace says). Raises InputError."""
         if self.trace is not None:
-            for name in ("input_tokens", "output_tokens", "num_requests"):
+            for name in ("input_tokens", "output_tokens", "range_ratio", "num_requests"):
                 if getattr(self, name) is not None:
                     option = flag_of(name)
                     mend = f"leave {option} out"
@@ -101,7 +103,14 @@ class Wanted:
             raise InputError("no load", where="plan", mend="give --rate, or --trace")
         given = float(INPUT if self.input_tokens is None else self.input_tokens)
         made = float(OUTPUT if self.output_tokens is None else self.output_tokens)
-        return self.rate, Requests(given, made, prefix_rate=self.prefix_rate), None
+        if self.range_ratio is None:
+            return self.rate, Requests(given, made, prefix_rate=self.prefix_rate), None
+        i, o = (self.lengths(tokens) for tokens in (given, made))
+        return self.rate, Requests(i.mean, o.mean, i.cv2, o.cv2, prefix_rate=self.prefix_rate), None
+
+    def lengths(self, tokens: float) -> Lengths:
+        """Of prompts or answers of so many tokens. Raises InputError."""
+        return Lengths(round(tokens), 1.0 if self.range_ratio is None else self.range_ratio)
 
 
 @dataclass(frozen=True, repr=False)
@@ -148,7 +157,7 @@ class Planned(Shown):
     def title(self) -> str:
         """One line: what is planned for."""
         s, r = self.plan.best.scenario, self.plan.requests
-        load = f"{short(self.plan.rate)} request{'s'[: self.plan.rate != 1]} a second of {r.input_tokens:,.0f} + {r.output_tokens:,.0f} tokens"
+        load = f"{short(self.plan.rate)} request{'s'[: self.plan.rate != 1]} a second of {r.input_tokens:,.0f} + {r.output_tokens:,.0f} tokens{' on average' * bool(r.whole_cv2)}"
         cached = f", {r.prefix_rate:.0%} of a prompt cached" if r.prefix_rate else ""
         return f"{s.model.name}, {s.engine.name}: {load}{cached}"
 
@@ -166,11 +175,13 @@ class Planned(Shown):
             return f"Nothing meets {' and '.join(limits)}. The nearest miss is {far}: {where}{got}."
         assert p is not None
         price = self.wanted.price_per_gpu_hour
-        cost = "" if price is None else f", {short(best.cost_per_million(found.rate, found.requests.output_tokens, price))} a million output tokens"  # fmt: skip
-        sure = "" if found.tpot_ms is None else f" ({found.tpot_ms.interval})"
+        cost = "" if price is None else f", {short(best.cost_per_million(found.rate, found.requests.output_tokens, price))} for a million output tokens"  # fmt: skip
+        sure = "" if found.tpot_ms is None else f" (80 % interval {found.tpot_ms.interval})"
         many = "s" if best.replicas > 1 else ""
         tpot = (
-            f"TPOT {short(p.tpot_s[0] * 1e3, 3)} ms{sure}" if p.tpot_s[0] else f"TTFT {short(p.ttft_s[0] * 1e3, 3)} ms"
+            f"mean TPOT {short(p.tpot_s[0] * 1e3, 3)} ms{sure}"
+            if p.tpot_s[0]
+            else f"mean TTFT {short(p.ttft_s[0] * 1e3, 3)} ms"
         )
         if best.seen is not None:
             tpot += f", {which} TTFT {short(best.seen.ttft_s[0] * 1e3, 3)} and TPOT {short(best.seen.tpot_s[0] * 1e3, 3)} ms"
@@ -203,6 +214,7 @@ class Planned(Shown):
                 "rate": found.rate,
                 "input_tokens": found.requests.input_tokens,
                 "output_tokens": found.requests.output_tokens,
+                "range_ratio": self.wanted.range_ratio,
                 "prefix_rate": found.requests.prefix_rate,
                 "trace": None if self.trace is None else self.trace.json(),
             },
@@ -260,7 +272,8 @@ def plan(model: AModel | None = None, /, **options: Any) -> Planned:
         hysteresis=wanted.hysteresis, contexts=CONTEXTS,
     )  # fmt: skip
     of_trace = (left_out(stats.skipped),) if stats is not None and stats.skipped else ()
-    longest = math.ceil(requests.input_tokens + requests.output_tokens) if stats is None else stats.longest
+    largest = math.ceil((wanted.input_tokens or INPUT) + (wanted.output_tokens or OUTPUT))
+    longest = largest if stats is None else stats.longest
     s = found.best.scenario
     long = too_long(s.model, s.options, longest, of_tokens(longest))
     found = replace(found, warnings=(*notes, *of_trace, *long, *without_weights(s), *found.warnings))
@@ -305,8 +318,8 @@ def _simulated(found: Plan, wanted: Wanted, stats: TraceStats | None) -> dict[st
     if wanted.trace is not None:
         load = every(Trace(wanted.trace), best.replicas)
     else:
-        inputs, outputs = Lengths(round(found.requests.input_tokens)), Lengths(round(found.requests.output_tokens))
-        load = synthetic(asked, inputs, outputs, found.rate / best.replicas, seed=seed)
+        given, made = wanted.input_tokens or INPUT, wanted.output_tokens or OUTPUT
+        load = synthetic(asked, wanted.lengths(given), wanted.lengths(made), found.rate / best.replicas, seed=seed)
     targets = {"ttft": found.targets.ttft_ms, "tpot": found.targets.tpot_ms}
     count = asked if stats is None else stats.requests / best.replicas
     plain = count * found.requests.output_tokens / server.accept_length < PLAIN

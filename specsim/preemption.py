@@ -39,7 +39,7 @@ Array = NDArray[np.float64]
 @dataclass(frozen=True)
 class FullMemory:
     """A KV cache of `tokens`, all numbers in tokens: of a prompt, of an answer, and of a running request, averaged over its life;
-    `rows` of a decode step. output_cv2: variance of answers over the square of their mean."""
+    `rows` of a decode step. output_cv2, prompt_cv2, whole_cv2: variance of answers, prompts and both together over the square of their mean."""
 
     tokens: float
     prompt: float
@@ -48,6 +48,19 @@ class FullMemory:
     rows: float
     output_cv2: float = 0.0
     whole_cv2: float = 0.0
+    prompt_cv2: float = 0.0
+
+    @property
+    def fitting(self) -> float:
+        """Requests that it holds, each at its own place in its life."""
+        return self.tokens / (self.context + self.rows)
+
+    @property
+    def starting(self) -> float:
+        """Requests beside which one more starts if its prompt fits (vLLM), that included: 1 at least where one fits. The prompt that is waited for is longer than others, and half of a
+        request's room is left over."""
+        left = self.tokens - self.prompt * (1 + self.prompt_cv2)
+        return max(left / (self.context + self.rows) + 0.5, min(1.0, self.fitting))
 
     @property
     def together(self) -> float:

@@ -47,6 +47,7 @@ LIMITS = {
     "tp": 1024,
     "ep": 1024,
 }
+LEAST = {"context": 0, "draft_tokens": 2}  # of those; else 1
 
 
 @dataclass(frozen=True, repr=False)
@@ -268,9 +269,9 @@ def build(
     target_warnings = [*target.warnings, *(drafter.warnings if drafter is not None and draft is not None else ())]
     steps, tokens, branch, said = resolve_lengths(kind, num_steps, draft_tokens, topk, drafter)
     warnings += said
-    rows = _positive("batch", 1 if batch is None else batch)
+    rows = whole("batch", 1 if batch is None else batch)
     default = min(DEFAULT_CONTEXT, int(options.get("context_length") or target.max_context or DEFAULT_CONTEXT))
-    cached = _positive("context", default if context is None else context, least=0)
+    cached = whole("context", default if context is None else context)
     warnings += too_long(target, options, float(np.max(cached)), f"context {np.max(cached):,.0f}")
     if routing is not None and target.experts is None:
         warnings.append(f"{target.name} has no experts: --routing is left out")
@@ -348,13 +349,13 @@ _WORDS_ALONE: dict[str, Callable[[str], object]] = {
     "routing": parse,
 }
 _NUMBERS_ALONE: dict[str, Callable[[Any], object]] = {
-    "tp": lambda value: _positive("tp", value),
-    "ep": lambda value: _positive("ep", value),
-    "batch": lambda value: _positive("batch", value),
-    "context": lambda value: _positive("context", value, least=0),
-    "draft_tokens": lambda value: _positive("draft_tokens", value, least=2),
-    "num_steps": lambda value: _positive("num_steps", value),
-    "topk": lambda value: _positive("topk", value),
+    "tp": lambda value: whole("tp", value),
+    "ep": lambda value: whole("ep", value),
+    "batch": lambda value: whole("batch", value),
+    "context": lambda value: whole("context", value),
+    "draft_tokens": lambda value: whole("draft_tokens", value),
+    "num_steps": lambda value: whole("num_steps", value),
+    "topk": lambda value: whole("topk", value),
     "accept_rate": Acceptance.constant,
 }
 _TUPLES_ALONE: dict[str, Callable[[Any], object]] = {
@@ -385,7 +386,9 @@ def too_long(model: Model, options: Mapping[str, Any], tokens: float, what: str)
     return (f"{what} is beyond the {limit:,} tokens {whose}",) if limit and tokens > limit else ()
 
 
-def _positive(name: str, value: ArrayLike, least: float = 1) -> Array:
+def whole(name: str, value: ArrayLike) -> Array:
+    """The value, or the values, of an option of `LIMITS`. Raises InputError for the first that no scenario can have."""
+    least = LEAST.get(name, 1)
     if type(value) is int and least <= value <= LIMITS[name]:
         return np.asarray(float(value))
     option = flag_of(name)
@@ -417,8 +420,8 @@ def _scalar(value: Array, option: str) -> int:
 def _parallel(
     model: Model, profile: Profile, tp: int | None, ep: int | None, dp_attention: int | bool | None
 ) -> Parallel:
-    ranks = default_tp(model, profile.gpus) if tp is None else _scalar(_positive("tp", tp), "--tp")
-    groups = 1 if ep is None else _scalar(_positive("ep", ep), "--ep")
+    ranks = default_tp(model, profile.gpus) if tp is None else _scalar(whole("tp", tp), "--tp")
+    groups = 1 if ep is None else _scalar(whole("ep", ep), "--ep")
     experts = model.experts
     if groups > 1 and experts is None:
         raise InputError(f"{model.name} has no experts", where="--ep", mend="leave --ep out")
@@ -586,9 +589,9 @@ def resolve_lengths(
     """
     if method == "none":
         return np.zeros(()), np.ones(()), 1, []
-    branch = 1 if topk is None else _scalar(_positive("topk", topk), "--topk")
-    steps = None if num_steps is None else _positive("num_steps", num_steps)
-    tokens = None if draft_tokens is None else _positive("draft_tokens", draft_tokens, least=2)
+    branch = 1 if topk is None else _scalar(whole("topk", topk), "--topk")
+    steps = None if num_steps is None else whole("num_steps", num_steps)
+    tokens = None if draft_tokens is None else whole("draft_tokens", draft_tokens)
     block = drafter.draft.block if drafter is not None and drafter.draft else 0
     if block and tokens is not None and np.any(tokens > block):
         raise InputError(f"{drafter.name if drafter else method} drafts blocks of {block} tokens", where="--draft-tokens", mend=f"give 2 to {block}")  # fmt: skip

@@ -10,7 +10,8 @@ their quotient. With one place that is exact. What is left over waits, as do tho
 of the whole server, whose customers take 1 / limit seconds (limit: requests a second with every place taken).
 
 While others wait some places belong to prompts that are being prefilled, `passing` on average. Answers of one length that were prefilled without pause end
-together, and so do those that take their places: among k of them (k - 1) / 2 more have no first token yet.
+together, and so do those that take their places: among k of them (k - 1) / 2 more have no first token yet. (Not so where each prompt rides in a step that decodes: those end a
+step apart, so that every one decodes beside the prompts that follow all others. Prompts of several steps were found to be between the two, and are taken as the first.)
 
 Where decoding goes on beside prompts (vLLM) who came first leaves meanwhile. No more run than come within the steps of an answer, and bunches
 count as they vary within so many steps: with K prompts in a step on average those of every other step follow one another as rho^j, so that the number
@@ -19,11 +20,16 @@ within T = 2 L steps varies
     (1 + 2 sum of (1 - j / L) rho^j) / (1 - rho^2)      j = 1 .. L
 
 times as much as Poisson's; to the I of long answers as L grows.
+
+Where a KV cache is what ends and requests are of several sizes, what n of them hold varies by n v on top of how n does, v being their variance over the square
+of their mean: together (i + v) / i times as much as n of one size, i being the variance of n over its mean, 1 + q / (1 - q). Whoever waits for room then does so as
+if requests came, ran and left in groups of 1 + v / i to as many places fewer (Hayward's equivalent; Fredericks, Bell System Technical Journal 59, 1980), and each of them
+keeps a server of (1 + v) (1 + answers) / 2 times as varied services busy. TPOT follows from the number that runs, which is not in groups.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +50,7 @@ class Crowd:
     that can be served; passing: (p,) prompts that are prefilled while others wait for a place. prompt_s: seconds of one. alike: the shorter of two answers over the mean one; answers, prompts:
     how they vary, variance over the square of the mean. window: (p,) pairs of steps of an answer beside prompts, over the steps of a
     prompt, and room: (p,) requests that run beside prompts at most; None where decoding stands still.
+    uneven: how what running requests hold of a memory varies, variance over the square of the mean. in_step: answers whose prompts were prefilled without pause end together.
     """
 
     rate: Array
@@ -60,6 +67,42 @@ class Crowd:
     prompts: float
     window: Array | None = None
     room: Array | None = None
+    uneven: float = 0.0
+    in_step: bool = True
+
+    @property
+    def bunches(self) -> tuple[Array, Array, Array]:
+        """(p, N + 1) each: the load of a busy period of prompts, requests of a bunch beyond its first, (I - 1) / 2, and as how many they count where answers
+        stay together, and within the steps of an answer."""
+        work = np.clip(self.work, 0.0, MOST_WORK)
+        extra = self.growing * work / (1 - work)
+        load = extra / (1 + extra)
+        bunch = extra + extra**2 * (1 + self.prompts) / 2  # of prompts that vary
+        counted = 2 * self.alike * bunch
+        if self.window is not None and self.room is not None:
+            each = np.broadcast_to(self.each, bunch[:, 1:].shape)
+            most = np.maximum(self.room[:, None] - _mean(self.rate, each, 1 - work), 0.0)
+            counted = np.minimum(counted * _seen(load, self.window[:, None]), most)
+        return load, bunch, counted
+
+    def grouped(self, i: int, size: float) -> Crowd:
+        """The crowd at the i-th rate in groups of `size` requests that come, run and leave together, as a server of fewer places."""
+        most = self.work.shape[1] - 1
+        groups = np.arange(np.ceil(self.places / size) + 1)
+        requests = np.minimum(groups * size, self.places)
+
+        def at(values: Array, first: int) -> Array:
+            """Values by requests, from `first` on, as values by groups."""
+            row = np.broadcast_to(values, (len(self.rate), most + 1 - first))[i]
+            return np.asarray(np.interp(requests[first:], np.arange(first, most + 1), row)[None])
+
+        return replace(
+            self, rate=self.rate[i : i + 1] / size, each=size * at(self.each, 1), decoding=at(self.decoding, 1) / size, work=at(self.work, 0),
+            growing=at(self.growing, 0), places=self.places / size, limit=self.limit[i : i + 1] / size, passing=self.passing[i : i + 1] / size,
+            prompt_s=self.prompt_s * size, answers=(1 + self.uneven) * (1 + self.answers) / size - 1,
+            window=None if self.window is None else self.window[i : i + 1],
+            room=None if self.room is None else self.room[i : i + 1] / size, uneven=0.0,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -68,7 +111,7 @@ class Shared:
 
     weight: share of time in which so many are; clock: the part of it in which they decode and nobody waits for a place; standing: requests
     that stand prefilled beside them, over all time, less those that have no first token yet where others wait for a place; waited: share of the waits for prompts ahead that end before places do;
-    beside: share of others' prompts beside one's own answer that find a place. waiting: (p,) for a place, mean. Where it is not
+    beside: share of others' prompts beside one's own answer that find a place. waiting: (p,) for a place, mean, and full: share of arrivals that do. Where it is not
     stable, numbers mean nothing.
     """
 
@@ -78,27 +121,35 @@ class Shared:
     waited: Array
     beside: Array
     waiting: Array
+    full: Array
     stable: NDArray[np.bool_]
 
 
 def shared(c: Crowd) -> Shared:
     """The distribution of a crowd."""
+    found = _alike(c)
+    if not c.uneven:
+        return found
+    waiting, full = np.zeros((2, len(c.rate)))
+    varies = 1 + (found.weight * c.bunches[2]).sum(axis=1)  # of the number that runs, over its mean
+    for i, size in enumerate(1 + c.uneven / varies):
+        groups = _alike(c.grouped(i, size))
+        waiting[i], full[i] = size * groups.waiting[0], groups.full[0]
+    return replace(found, waiting=waiting, full=full)
+
+
+def _alike(c: Crowd) -> Shared:
+    """The distribution of a crowd whose requests hold as much each."""
     r = c.rate
     stable = r < c.limit
     work = np.clip(c.work, 0.0, MOST_WORK)
     free = 1 - work
-    extra = c.growing * work / free
-    load = extra / (1 + extra)
-    bunch = extra + extra**2 * (1 + c.prompts) / 2  # (I - 1) / 2, of prompts that vary
+    load, bunch, counted = c.bunches
     each = np.broadcast_to(c.each, bunch[:, 1:].shape)
     left = np.maximum(c.places - np.arange(bunch.shape[1]), 0.0)
     left = np.broadcast_to(left, bunch.shape)
-    counted = 2 * c.alike * bunch
-    if c.window is not None and c.room is not None:
+    if c.room is not None:
         left = np.where(left >= c.room[:, None], LONGEST, left)
-        counted = np.minimum(
-            counted * _seen(load, c.window[:, None]), np.maximum(c.room[:, None] - _mean(r, each, free), 0.0)
-        )
     periods, beside = cut(load, left), np.ones_like(load)
     if c.room is not None:  # of those that come within the steps of an answer
         within = cut(load, np.broadcast_to(c.room[:, None], load.shape)).held
@@ -124,7 +175,7 @@ def shared(c: Crowd) -> Shared:
     waited_for = clock * (1 - periods.passed)
     together = last * (left - 1) / 2 + (1 - last) * together[:, None]
     together = (waited_for * together).sum(axis=1) / np.maximum(waited_for.sum(axis=1), TINY)
-    together = (2 * c.alike - 1) * np.maximum(together, 0.0)
+    together = (2 * c.alike - 1) * np.maximum(together, 0.0) * c.in_step
     if c.window is not None:  # nobody stands still: `specsim.riding` says what prompts beside one's own cost
         standing = np.zeros_like(standing)
     inside = np.atleast_2d(c.decoding)[:, -1] / c.places  # of the time of a place that it decodes
@@ -132,7 +183,7 @@ def shared(c: Crowd) -> Shared:
     weight[:, -1] += beyond
     total = weight.sum(axis=1)
     weight, clock, standing = (x / total[:, None] for x in (weight, clock, standing))
-    return Shared(weight, clock, standing, periods.waited, beside, waiting / total, stable)
+    return Shared(weight, clock, standing, periods.waited, beside, waiting / total, weight[:, -1], stable)
 
 
 def _clock(q: Array, bunches: Array, each: Array) -> Array:

@@ -42,6 +42,7 @@ Ranges = tuple[
 PS = 1e12  # picoseconds a second
 CURVED = 0.001  # share of a value by which a straight line may miss it in the middle of a cell
 HALVINGS = 8  # of a cell at most: a jump has no straight line
+ROWS = 4096  # batches whose step times are worked out at once
 WIDEST_GRID = 2**18  # tokens: beyond, costs are extrapolated along their last segment
 POLICIES = ("prefill-first", "mixed")
 TABLES = 16  # of the last servers are kept: a few MB each
@@ -530,7 +531,17 @@ def refined(f: Callable[[Ints, Array], Array], rows: int, nodes: Array, *, whole
     `CURVED` of it; at a single bend the line is off by at most twice what it is in the middle. A cell that one row needs is
     filled from the straight line in the others. whole: nodes are whole numbers, and so are those added.
     """
-    table = np.broadcast_to(f(np.arange(rows)[:, None], nodes), (rows, len(nodes)))
+
+    def at(row: Ints, x: Array) -> Array:
+        """f in parts of so many rows: it takes some dozen times the memory of what it returns."""
+        parts = range(0, len(row), ROWS)
+        one_each = x.ndim == row.ndim  # x belongs to rows, else every row has all of it
+        found = [f(row[i : i + ROWS], x[i : i + ROWS] if one_each else x) for i in parts]
+        return np.concatenate(
+            [np.broadcast_to(y, (len(row[i : i + ROWS]), *y.shape[1:])) for i, y in zip(parts, found, strict=True)]
+        )
+
+    table = np.broadcast_to(at(np.arange(rows)[:, None], nodes), (rows, len(nodes)))
     halves = np.ones((rows, len(nodes) - 1), dtype=bool)  # cells to look into, by row
     for _ in range(HALVINGS):
         halves &= np.diff(nodes) > whole
@@ -543,7 +554,7 @@ def refined(f: Callable[[Ints, Array], Array], rows: int, nodes: Array, *, whole
         line = table[:, cells] + share * (table[:, cells + 1] - table[:, cells])
         row, cell = np.nonzero(halves[:, cells])
         value = line.copy()
-        value[row, cell] = f(row, middle[cell])
+        value[row, cell] = at(row, middle[cell])
         curved = np.abs(value - line) > CURVED * value
         kept = curved.any(axis=0)
         if not kept.any():

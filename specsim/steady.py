@@ -69,6 +69,16 @@ class Requests:
         whole = self.input_tokens + self.output_tokens
         return (self.input_cv2 * self.input_tokens**2 + self.output_cv2 * self.output_tokens**2) / whole**2
 
+    def held_cv2(self, kept: float = 0.0) -> float:
+        """How the tokens vary that one running request holds, a share `kept` of those still to come among them: variance over the square of
+        the mean. It is met at any moment of its life, and the longer its answer the more often (answers being Gamma distributed)."""
+        answer = self.output_tokens * (1 + self.output_cv2)  # of one that is met: E[O^2] / E[O]
+        square = self.output_tokens * answer * (1 + 2 * self.output_cv2)  # E[O^3] / E[O]
+        mean = self.input_tokens + (1 + kept) / 2 * answer
+        prompts = self.input_tokens**2 * (1 + self.input_cv2)
+        whole = prompts + (1 + kept) * self.input_tokens * answer + (1 + kept + kept**2) / 3 * square
+        return whole / mean**2 - 1
+
     @property
     def alike(self) -> float:
         """The shorter of two answers over the mean answer: 1 / (1 + coefficient of variation), which is exact for answers of one
@@ -101,8 +111,9 @@ class Server:
     step, of which a sequence takes `rows` and a prompt `prompt`. late: a place that falls free while requests wait is filled one
     step later (SGLang). spread: variance of a prompt's prefill over the square of its mean; None: that of its tokens. memory:
     a KV cache that is full before all places are taken, where the engine then preempts. held: requests that the KV cache holds on average, where that
-    is fewer than there are places, and crowd: while others wait all the time. graphs: the largest batch that has a graph, by
-    draft length. lead_s: host time before a prefill while no step runs. scatter: variance of the tokens of a cycle over the square of their mean."""
+    is fewer than there are places, and crowd: those that it does while others wait all the time (as the engine counts them: vLLM starts what fits). graphs: the largest batch that has a graph, by
+    draft length. lead_s: host time before a prefill while no step runs. scatter: variance of the tokens of a cycle over the square of their mean.
+    uneven: where the KV cache ends before places do and lengths vary, how what running requests hold varies: variance over the square of the mean."""
 
     requests: Requests
     step: Array
@@ -123,6 +134,7 @@ class Server:
     crowd: float = math.inf
     lead_s: float = 0.0
     scatter: float = 0.0
+    uneven: float = 0.0
 
     @property
     def varies(self) -> float:
@@ -152,7 +164,8 @@ class Server:
         replace them. Where memory is full, preempted prompts are prefilled again, as far as the budget leaves room.
         """
         steps = self._steps(accept_length)[..., -1]
-        places = np.minimum(min(self.places, self.crowd), self.budget / (self.rows + self.prompt / steps))
+        taken = self.places if math.isinf(self.crowd) else self.crowd
+        places = np.minimum(taken, self.budget / (self.rows + self.prompt / steps))
         again = np.zeros_like(places)  # prompts that are prefilled again for each request
         for _ in range(SETTLED if self.memory is not None else 0):
             assert self.memory is not None
@@ -207,7 +220,9 @@ class Server:
         if places >= len(self.step):
             return self
         gained = np.broadcast_to(self.accept_length, self.step.shape)[:places]
-        return replace(self, step=self.step[:places], accept_length=gained, memory=None)
+        crowd = self.crowd if math.isinf(self.crowd) else min(self.crowd, places)
+        uneven = self.uneven if self.held < places else 0.0
+        return replace(self, step=self.step[:places], accept_length=gained, memory=None, crowd=crowd, uneven=uneven)
 
     def accepting(self, survival: Array) -> Server:
         """The server with a chance survival[j] that at least j + 1 drafted tokens are accepted in a cycle."""
@@ -269,13 +284,20 @@ class Server:
         each = kept * np.interp(n, np.arange(1, len(self.step) + 1), self.step) / places
         crowd = Crowd(
             r, each, n, prefills.work, prefills.growing, self.places, limit, passing, float(self.prefill[0]),
-            self.requests.alike, self.requests.output_cv2, self.varies,
+            self.requests.alike, self.requests.output_cv2, self.varies, uneven=self.uneven,
         )  # fmt: skip
         if self.mixing is None:
             return State(r, steps, n, each, prefills, shared(crowd))
         last = np.broadcast_to(steps[:, -1], r.shape)
         room = self.budget / (self.rows + self.prompt / last)
-        state = State(r, steps, n, each, prefills, shared(replace(crowd, window=last / 2 / self.chunks, room=room)))
+        state = State(
+            r,
+            steps,
+            n,
+            each,
+            prefills,
+            shared(replace(crowd, window=last / 2 / self.chunks, room=room, in_step=self.chunks > 1)),
+        )
         return replace(state, held=replace(state.held, standing=state.held.standing + self._riding(state, self.mixing)))
 
     def _riding(self, state: State, mixing: Mixing) -> Array:

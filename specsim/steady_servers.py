@@ -26,6 +26,7 @@ from specsim.simulation_costs import (
     running_limit,
     step_seconds,
 )
+from specsim.simulation_reference import LEAST_RATIO
 from specsim.steady import Requests, Server, scatter
 
 Array = NDArray[np.float64]
@@ -61,8 +62,9 @@ def server_of(
         tokens,
         requests.output_cv2,
         requests.whole_cv2,
+        requests.input_cv2,
     )
-    held = kv / (requests.context + tokens) if mixed else max(memory.reserved, memory.crowded)
+    held = memory.starting if mixed else max(memory.reserved, memory.crowded)
     if mixed:
         running = min(running, max(1, int(chunk / tokens)))
     most = int(min(running, math.ceil(held) if held >= 1 else 0, MOST_RUNNING))
@@ -118,7 +120,8 @@ def server_of(
             rows[at] = batches * rows_of(one)
         widths = np.geomspace(a_step, chunk + rows[-1], WIDTHS)
         mixing = Mixing(base, rows, a_step, widths, prefill(widths, reach).reshape(-1))
-    full = mixed and held < running
+    ends = held < running  # memory, before places do
+    crowd = min(float(running), memory.fitting) if mixed else memory.crowded
     return Server(
         requests,
         step,
@@ -131,13 +134,14 @@ def server_of(
         budget=float(chunk) if mixed else math.inf,
         rows=tokens,
         prompt=prompt,
-        late=not mixed,
+        late=not mixed and most > 1,  # with one place nobody decodes when it falls free, and that is seen at once
         spread=spread,
-        memory=memory if full else None,
+        memory=memory if mixed and memory.fitting < running else None,
         graphs=tuple(sorted(graphs - {0})),
-        held=held if held < running else math.inf,
-        crowd=math.inf if mixed or held >= running else memory.crowded,
+        held=held if ends else math.inf,
+        crowd=crowd if ends else math.inf,
         lead_s=float((weights[0] * lead_seconds(s, machine, np.minimum(sizes[0], chunk))).sum()),
+        uneven=requests.held_cv2(0.0 if mixed else LEAST_RATIO) if ends and requests.whole_cv2 else 0.0,
         scatter=scatter(np.asarray(() if s.acceptance is None else acceptance_of(s))),
     )
 

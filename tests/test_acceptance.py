@@ -423,3 +423,17 @@ def test_a_profile_from_the_model_card():
 
 def test_meanings_are_described():
     assert all(len(text) > 15 for text in MEANINGS.values())
+
+
+@pytest.mark.parametrize(("topk", "draft_tokens"), [(2, 2), (2, 11), (8, 6)])
+def test_a_tree_is_no_deeper_than_it_has_nodes(topk, draft_tokens):
+    """A node at depth k has k ancestors, the root included, so d nodes reach d - 1 deep at most: 500 steps cost and give what d - 1 do."""
+    rate = np.linspace(0.0, 1.0, 11)
+    deep, enough = (Acceptance.constant(rate).length(s, topk, draft_tokens) for s in (500, draft_tokens - 1))
+    assert_allclose(deep, enough, rtol=1e-12)
+    survival = Acceptance.constant(0.6).survival(500, topk, draft_tokens)
+    assert survival.shape == (500,)
+    assert not survival[draft_tokens - 1 :].any()
+    start = time.perf_counter()
+    rate_for_length(1.5, 500, topk, draft_tokens)
+    assert time.perf_counter() - start < 2

@@ -366,11 +366,13 @@ def test_prompts_beside_an_answer_are_those_of_steps_drawn_one_by_one(prompt, lo
 @pytest.mark.parametrize(
     ("engine", "given_", "made", "places", "share", "tpot", "ttft"),
     [("sglang", 16_000, 100, 1, 0.8, 0.01, 0.1), ("sglang", 16_000, 100, 2, 0.8, 0.05, 0.1), ("sglang", 8000, 50, 7, 0.9, 0.1, 0.15),
-     ("vllm", 4000, 10, 1, 0.8, 0.01, 0.1), ("vllm", 16_000, 100, 4, 0.8, 0.05, 0.1)],
+     ("sglang", 4000, 10, 1, 0.9, 0.01, 0.12), ("vllm", 4000, 10, 1, 0.8, 0.01, 0.1), ("vllm", 16_000, 100, 4, 0.8, 0.05, 0.1),
+     ("vllm", 4000, 10, 4, 0.9, 0.1, 0.15), ("vllm", 4000, 10, 7, 0.9, 0.1, 0.15)],
 )  # fmt: skip
 def test_few_places_and_long_prompts(engine, given_, made, places, share, tpot, ttft):
     """One place has nobody beside it: each token takes a step, where a busy period of prompts without end would have it take twice as
-    long. Two to seven have as many as find a place."""
+    long; and nobody decodes when it falls free, so that SGLang finds it at once: a step later at each, TTFT would be a third longer. Two to seven have as many as
+    find a place. While others wait, in vLLM each decodes beside the prompts that follow all others: were these to end in one step, TPOT would be two fifths less."""
     s = llama(1, engine)
     s = replace(s, options={**s.options, "max_running_requests": places})
     machine = machine_of(s)
@@ -407,6 +409,61 @@ def test_a_full_memory_holds_no_whole_number(share):
     p = server.at(rate)
     assert p.tpot_s[0] == pytest.approx(tpot, rel=0.03)
     assert p.ttft_s[0] == pytest.approx(ttft, rel=0.15)
+
+
+def test_lengths_of_a_plan_are_those_that_it_simulates():
+    """Uniform from F x tokens to tokens, as `simulate` draws them: means of 1,200 and 300 of 2,000 and 500 with F = 0.2, and
+    a variance of (1,601^2 - 1) / 12. Alike, the same largest request would need more memory on average."""
+    load = {"rate": 4, "input_tokens": 2000, "output_tokens": 500, "tpot_ms": 20, "method": "none"}
+    found = specsim_plan(
+        "Llama-3.1-8B", hardware=["1x-h200"], range_ratio=0.2, simulate=True, num_requests=4000, **load
+    )
+    r = found.plan.requests
+    assert (r.input_tokens, r.output_tokens) == (1200, 300)
+    assert r.input_cv2 == pytest.approx((1601**2 - 1) / 12 / 1200**2)
+    assert found.simulation["mean_itl_ms"] == pytest.approx(1e3 * found.plan.best.point.tpot_s[0], rel=0.03)
+    assert "1,200 + 300 tokens on average" in found.title()
+    with pytest.raises(InputError, match=r"0, 1"):
+        specsim_plan("Llama-3.1-8B", hardware=["1x-h200"], range_ratio=1.5, **load)
+
+
+@pytest.mark.parametrize("kept", [0.0, 0.098])
+@pytest.mark.parametrize("variation", [0.3, 1.5])
+def test_what_a_running_request_holds_varies_as_drawn(variation, kept):
+    """Prompts and answers drawn, each met for as long as its answer is, at any place in it; prompts alone where nothing is answered."""
+    draw, n = np.random.default_rng(1), 1_000_000
+    prompts, answers = (draw.gamma(1 / variation, mean * variation, n) for mean in (2000, 1000))
+    held = prompts + (kept + (1 - kept) * draw.random(n)) * answers
+    mean = np.average(held, weights=answers)
+    requests = Requests(2000, 1000, variation, variation)
+    assert requests.held_cv2(kept) == pytest.approx(np.average(held**2, weights=answers) / mean**2 - 1, rel=0.03)
+    assert Requests(10**6, 1, variation, variation).held_cv2(kept) == pytest.approx(variation, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("engine", "d", "given_", "made", "variation", "share", "ttft"),
+    [("sglang", 1, 4850, 330, 1.5, 0.79, 0.25), ("sglang", 4, 3238, 180, 1.0, 0.75, 0.15), ("vllm", 1, 2160, 436, 0.6, 0.8, 0.2),
+     ("vllm", 4, 5099, 468, 1.0, 0.76, 0.25)],
+)  # fmt: skip
+def test_requests_of_several_sizes_wait_for_a_full_memory(engine, d, given_, made, variation, share, ttft):
+    """What so many requests hold varies as their sizes do, so that a memory is full before the number that it holds on average runs, and who waits does so
+    behind one that is larger: an RTX 4090, lengths Gamma distributed. Were all as large TTFT would be less than half of what it is; were bunches of
+    prompts as many times as large each, half as long again (the second)."""
+    options = {"method": "none"} if d == 1 else {"draft_tokens": d, "accept_rate": 0.6}
+    s = build(model="Llama-3.1-8B", hardware="1x-rtx-4090", engine=engine, **options)
+    machine, n = machine_of(s), 40_000
+    rate = share * float(server_of(s, machine, Requests(given_, made, variation, variation)).capacity())
+    draw = np.random.default_rng(2)
+    lengths = [
+        np.maximum(np.rint(draw.gamma(1 / variation, mean * variation, n)), 1).astype(int) for mean in (given_, made)
+    ]
+    arrivals = np.cumsum(draw.exponential(1e12 / rate, n)).astype(np.int64)
+    rows = simulate(simulated_server(s, machine), [Load(arrivals, *lengths)]).metrics.rows
+    rows = rows[rows[:, 0].argsort()][n // 3 : -n // 10].astype(float)
+    rate = (len(rows) - 1) / (rows[-1, 1] - rows[0, 1]) * 1e12
+    mean = rows[:, 5:].mean(axis=0)
+    server = server_of(s, machine, Requests(*mean, *(rows[:, 5:].var(axis=0) / mean**2)))
+    assert server.at(rate).ttft_s[0] == pytest.approx((rows[:, 3] - rows[:, 1]).mean() / 1e12, rel=ttft)
 
 
 @pytest.mark.parametrize(
@@ -1460,7 +1517,7 @@ def test_answers_of_one_token_are_told_by_their_first(specsim):
     common = ("--model", "Llama-3.1-8B", "--hardware", "1x-h200", "--method", "none", "--rate", "1")
     _, out, _ = specsim("plan", *common, "--output-tokens", "1")
     assert "1 request a second of 1,024 + 1 tokens" in out
-    assert "no speculation; TTFT" in out
+    assert "no speculation; mean TTFT" in out
 
 
 def test_the_nearest_miss_is_no_capped_one(specsim):
@@ -1549,3 +1606,10 @@ def test_expert_groups_are_a_list_of_choices_and_cuts_that_engines_refuse_are_no
     found = specsim_plan("Qwen3-235B-A22B-FP8", ep=(1, 8), **options).plan.choices
     cuts = {(c.scenario.parallel.tp, c.scenario.parallel.ep) for c in found}
     assert cuts == {(2, 1), (4, 1), (8, 8)}
+
+
+def test_a_verdict_says_what_its_times_and_money_are():
+    """A mean, the share of its interval, and what a price is for."""
+    found = specsim_plan("Llama-3.1-8B", hardware=["1x-h200"], rate=2, tpot_ms=20, price_per_gpu_hour=3.0)
+    assert re.search(r"; mean TPOT [\d.]+ ms \(80 % interval [\d.]+ to [\d.]+\), headroom", found.verdict())
+    assert found.verdict().endswith(" for a million output tokens.")

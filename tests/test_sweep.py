@@ -803,17 +803,15 @@ def test_where_nothing_fits_no_front_is_shown(specsim):
 
 
 def test_few_of_many_notes_are_shown(specsim):
-    """600 draft lengths of which 88 are none: ten are told, the rest counted; the document has all."""
+    """89 cuts of one GPU of which 88 are none: ten are told, the rest counted; the document has all."""
     line = [
         "sweep",
         "--model",
         "Llama-3.1-8B",
         "--hardware",
         "1x-h200",
-        "--draft-tokens",
-        "2:600",
-        "--accept-rate",
-        "0.5",
+        "--tp",
+        "1:89",
     ]
     _, out, _ = specsim(*line)
     assert out.count("note: left out ") == 10
@@ -821,6 +819,22 @@ def test_few_of_many_notes_are_shown(specsim):
     _, out, err = specsim(*line, "--json")
     assert err.count("left out") == 10
     assert sum(w.startswith("left out") for w in json.loads(out)["warnings"]) == 88
+
+
+@pytest.mark.parametrize(
+    ("option", "values", "mend"),
+    [
+        ("--draft-tokens", "2:5000", "513 is out of range; give 2 to 512"),
+        ("--topk", "0:3", "0 is out of range; give 1 to 64"),
+        ("--num-steps", "1:600", "512 is out of range; give 1 to 511"),
+        ("--tp", "0,1", "0 is out of range; give 1 to 1,024"),
+    ],
+)
+def test_what_no_scenario_can_have_is_refused_before_any_is_built(specsim, option, values, mend):
+    """In one line, not in one for each of 4,488 settings that were left out, 17 s later."""
+    code, out, err = specsim("sweep", option, values)
+    assert (code, out) == (2, "")
+    assert err.splitlines() == [f"error: {option}: {mend}"]
 
 
 def test_a_case_that_cannot_be_is_left_out_and_said(specsim):

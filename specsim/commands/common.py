@@ -60,6 +60,9 @@ prefix_option = click.option(
     metavar="F",
     help="Share of each prompt in the prefix cache, 0 to 1; default 0.",
 )
+range_option = click.option(
+    "--range-ratio", type=Share(), metavar="F", help="Draw lengths from F x tokens to tokens; default 1, all alike."
+)
 
 
 class Name(click.ParamType):  # type: ignore[type-arg, unused-ignore]

@@ -20,6 +20,7 @@ from specsim.commands.common import (
     plot_option,
     prefix_option,
     print_result,
+    range_option,
     show,
 )
 from specsim.commands.scenario import COUNT, FILE, TOKENS, Known, says, scenario_options
@@ -49,10 +50,9 @@ def lists_of_some(command: Callable[..., Any]) -> Callable[..., Any]:
 )
 @lists_of_some
 @click.option("--rate", type=float, metavar="R", help="Requests a second, over all replicas.")
-@click.option("--input-tokens", type=TOKENS, metavar="TOKENS", help=f"Mean prompt tokens; default {INPUT:,}.")
-@click.option(
-    "--output-tokens", type=TOKENS, metavar="TOKENS", help=f"Mean tokens a request generates; default {OUTPUT:,}."
-)
+@click.option("--input-tokens", type=TOKENS, metavar="TOKENS", help=f"Prompt tokens of a request; default {INPUT:,}.")
+@click.option("--output-tokens", type=TOKENS, metavar="TOKENS", help=f"Tokens a request generates; default {OUTPUT:,}.")
+@range_option
 @click.option(
     "--trace", type=FILE, metavar="FILE", help="Take lengths, and the rate of the busiest minute, from a trace."
 )

@@ -10,13 +10,13 @@ import click
 from specsim.commands.common import (
     Meter,
     OutFile,
-    Share,
     draw,
     json_option,
     note,
     plot_option,
     prefix_option,
     print_result,
+    range_option,
     show,
 )
 from specsim.commands.scenario import COUNT, FILE, TOKENS, Rates, Several, says, scenario_options
@@ -62,9 +62,7 @@ REQUESTS, INPUT, OUTPUT = 1000, 1024, 256  # as specsim.simulated has them
 @click.option("--spread", type=float, metavar="S", help="The trace's times are multiples of S seconds: spread them.")
 @click.option("--input-tokens", type=TOKENS, metavar="TOKENS", help=f"Prompt tokens of a request; default {INPUT:,}.")
 @click.option("--output-tokens", type=TOKENS, metavar="TOKENS", help=f"Tokens a request generates; default {OUTPUT:,}.")
-@click.option(
-    "--range-ratio", type=Share(), metavar="F", help="Draw lengths from F x tokens to tokens; default 1, all alike."
-)
+@range_option
 @prefix_option
 @click.option(
     "--overhead-ms",
