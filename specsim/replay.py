@@ -252,14 +252,15 @@ def scenario_of(record: Record, point: Point, hardware: str | Profile | None) ->
 def _host(record: Record, seen: Quantity) -> Host:
     """The cores of the host while a point was measured. `seen` is of the slowest of the ranks already."""
     loop_us = record.environment.get("host_loop_us")
-    pace = loop_us / OWN_CORE_US if isinstance(loop_us, (int, float)) and loop_us > 0 else 1.0
-    longer = max(seen.value * pace - 1, 0.0)
-    half = longer if seen.high is None else (seen.high - seen.value) * pace
-    relative = min(half / HALF_INTERVAL / longer, 3.0) if longer else 0.0
-    source = Origin(
-        kind="measured", reference=f"the cores of the server's busy threads during {record.name}", date=record.date[:10]
-    )
-    return Host(slow_share=1.0, slow_ratio=1 + longer, relative_uncertainty=relative, source=source)
+    pace = loop_us / OWN_CORE_US if isinstance(loop_us, (int, float)) and 0 < loop_us < 100 else 1.0
+    slow = max(seen.value * pace, 1.0)
+    half = slow - 1 if seen.high is None else max(seen.high - seen.value, 0.0) * pace
+    relative = min(half / HALF_INTERVAL / (slow - 1), 3.0) if slow > 1 else 0.0
+    reference = f"the cores of the server's busy threads during {record.name}"
+    source = Origin.model_construct(
+        kind="measured", reference=reference, date=record.date[:10]
+    )  # whatever a record calls its day
+    return Host.model_construct(slow_share=1.0, slow_ratio=slow, relative_uncertainty=relative, source=source, note="")
 
 
 def added_ms(correction: Correction, scenario: Scenario, phase: str, launch_s: ArrayLike) -> NDArray[np.float64]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import json
+import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -115,6 +116,13 @@ def test_a_point_is_predicted_on_cores_as_slow_as_they_were() -> None:
     other = read.model_copy(update={"environment": {**read.environment, "host_loop_us": 2 * replay.OWN_CORE_US}})
     seen = other.points[0].model_copy(update={"host_slowdown": own})
     assert predict_point(other, seen, None)["decode"] == step("llama8b-base-eager", twice)
+    # What cannot be is as good as nothing: cores faster than the fastest, an interval that ends before it begins, a loop of no time.
+    for strange in (Quantity(value=0.2), Quantity(value=1.0, low=3.0, high=-2.0)):
+        assert step("llama8b-base-eager", strange) == step("llama8b-base-eager", own)
+    for loop_us in ("fast", -1, 0, math.nan, math.inf):
+        odd = read.model_copy(update={"date": "today", "environment": {**read.environment, "host_loop_us": loop_us}})
+        assert predict_point(odd, seen, None)["decode"] == step("llama8b-base-eager", own)
+    assert step("llama8b-base-eager", Quantity(value=1e6))[0] > 1e5 * step("llama8b-base-eager", own)[0]
     # A look that is less certain makes a wider interval; cores that nobody looked at, one wider still.
     wide = step("llama8b-base-eager", Quantity(value=2.0, low=1.4, high=2.6))
     narrow = step("llama8b-base-eager", twice)
