@@ -49,7 +49,9 @@ def _terms(fitted: Fit) -> Grid:
         shown.append((t.name.removesuffix("_us"), *values, _strongest(fitted.terms, fitted.correlations[place], place)))
     heads = ("term", ">prior", ">fitted", ">from records", "~correlated with")
     return grid(
-        heads, shown, "engine terms, microseconds but eager_factor and eager_experts; +- one standard deviation"
+        heads,
+        shown,
+        "engine terms, microseconds but eager_factor, eager_experts and host_slowing; +- one standard deviation",
     )
 
 
