@@ -21,10 +21,10 @@ import numpy as np
 
 from specsim.apart import set_aside
 from specsim.engine_fit import EAGER_SPREAD, LOWEST, MODEL_SPREAD, Case, cases_of, fit, priors
+from specsim.quantities import HALF
 from specsim.replay import load
 
 ROOT = Path(__file__).parents[1]
-INTERVAL = 1.2816  # standard deviations to each side that hold 80 %
 
 
 def world(cases: list[Case], true: dict[str, float], rng: np.random.Generator) -> list[Case]:
@@ -57,7 +57,7 @@ def main(worlds: int = 20, seed: int = 0) -> None:
     print(f"{worlds} worlds of {len(cases)} runs\n{'term':20} {'fits':>5} {'in 80 %':>8} {'rms':>6}")
     for name, values in rows:
         z = np.array(values)
-        print(f"{name:20} {len(z):5} {np.mean(np.abs(z) < INTERVAL):8.0%} {np.sqrt(np.mean(z**2)):6.1f}")
+        print(f"{name:20} {len(z):5} {np.mean(np.abs(z) < HALF):8.0%} {np.sqrt(np.mean(z**2)):6.1f}")
 
 
 if __name__ == "__main__":

@@ -270,12 +270,10 @@ def judge(health: Health) -> list[Finding]:
 
 def judge_cores(looks: Mapping[Any, Sequence[float]]) -> list[Finding]:
     """Whether the cores run at two speeds, from `host_speed.by_core`: what waits for the host waits longer on the slow ones."""
-    every = [us for core in looks.values() for us in core]
-    if not every:
+    found = host_speed.two_speeds(looks)
+    if found is None:
         return []
-    share, times = host_speed.slow_share(every)
-    if share < host_speed.SLOW_SHARE:
-        return []
+    share, times = found
     what = (
         f"the host's cores run at two speeds: {share:.0%} of looks found one {times:.1f} times as slow as the fastest"
     )

@@ -363,12 +363,10 @@ def _launch(samples: Sequence[Sample], curves: Sequence[AllReduceCurve], source:
 
 def _host(health: Mapping[str, Any], source: Source) -> Host | None:
     """The host's cores, from the looks at each that are kept with its health; None where they are its own, or were not looked at."""
-    looks = [us for core in (health.get("cores_us") or {}).values() for us in core]
-    if not looks:
+    found = host_speed.two_speeds(health.get("cores_us") or {})
+    if found is None:
         return None
-    share, ratio = host_speed.slow_share(looks)
-    if share < host_speed.SLOW_SHARE:
-        return None
+    share, ratio = found
     return Host(
         slow_share=_digits(share, 3), slow_ratio=_digits(ratio, 3), source=source, relative_uncertainty=HOST_UNCERTAINTY,
         note="every core, a few looks in a second: how much of the time it is slow differs by the minute",

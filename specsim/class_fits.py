@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.ops import PROCESSORS, CacheParts, Load, in_stages, operator_seconds
-from specsim.quantities import counted
+from specsim.quantities import HALF, counted
 
 Array = NDArray[np.float64]
 Sample = Mapping[str, Any]  # a result of specsim.calibration.worker
@@ -54,7 +54,7 @@ class Fit:
     @property
     def scatter(self) -> float:
         """Standard deviation with which an 80 % interval holds 80 % of the residuals, whose tails are longer than a normal's."""
-        return float(np.quantile(np.abs(self.residuals), 0.8) / 1.2816)
+        return float(np.quantile(np.abs(self.residuals), 0.8) / HALF)
 
     @property
     def note(self) -> str:

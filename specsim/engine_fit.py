@@ -27,7 +27,7 @@ from specsim.pages import Shown
 from specsim.prediction import machine_of
 from specsim.profiles import EngineTerms, Profile, Source
 from specsim.progress import track
-from specsim.quantities import counted, six
+from specsim.quantities import HALF, counted, six
 from specsim.records import Correction, Point, Record
 from specsim.replay import added_ms, left_out, scenario_of
 from specsim.scenarios import Scenario
@@ -37,7 +37,7 @@ SCHEMA = "specsim.fit/1"
 PHASES = ("decode", "draft", "verify", "extend", "cycle")
 FLOOR = 0.015  # relative error of any observation: clocks, the steadiness of a batch
 UNSTATED = 0.03  # relative error of an observation whose record gives no interval
-WIDTH = 2 * 1.2816  # standard deviations in an 80 % interval
+WIDTH = 2 * HALF  # standard deviations in an 80 % interval
 OUTLIER = 2.0  # standard deviations beyond which an observation counts less
 IDENTIFIED = 0.5  # least share of a term's information that must come from the records
 STARTS = (0.0, -1.0, 1.0, 2.0)  # prior spreads from the priors at which a search begins: the least sum of all counts

@@ -14,7 +14,7 @@ import os
 import statistics
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -23,9 +23,7 @@ from specsim.records import Quantity
 
 STEPS = 1000  # of the loop: a quarter of a millisecond, in which a core seldom changes its speed
 SLOW = 1.5  # times the fastest from which a look found a core slow: clocks differ by less, a shared core by more
-SLOW_SHARE = (
-    0.1  # of looks at a host's cores from which slow ones are told: one core of many may be busy with interrupts
-)
+SLOW_SHARE = 0.1  # of looks at a host from which slow cores are told: one core of many may be busy with interrupts
 AWAKE_S = 0.015  # in which a core's clock rises from that of an idle one
 BUSY = 0.25  # of a second's CPU time from which a thread is busy: an engine's main loop takes all of it, its front end little
 BLOCKS = 5  # of looks, whose means tell how certain the mean of all is: looks beside one another are alike
@@ -63,6 +61,13 @@ def slow_share(looks: Sequence[float]) -> tuple[float, float]:
     best = fastest(looks)
     slow = [us for us in looks if us > SLOW * best]
     return len(slow) / len(looks), statistics.median(slow) / best if slow else 1.0
+
+
+def two_speeds(by_core: Mapping[Any, Sequence[float]]) -> tuple[float, float] | None:
+    """`slow_share` of looks at each core, where cores run at two speeds; None where they do not, or were not looked at."""
+    looks = [us for core in by_core.values() for us in core]
+    found = slow_share(looks) if looks else (0.0, 1.0)
+    return found if found[0] >= SLOW_SHARE else None
 
 
 def _on(core: int, rounds: int = 1, awake_s: float = 0.0) -> list[float]:

@@ -114,12 +114,9 @@ def launched(m: Machine, severity: Severity) -> Machine:
     """The machine with the launch costs of a severity."""
     waiting = {k: m.terms[k] * severity["waiting"] for k in ("decode_cpu", "cycle_cpu", "sequence_cpu", "rank_cpu")}
     launch = {**m.launch, "kernel_s": severity["kernel"], "collective_s": severity["collective"]}
-    whole = {
-        "eager_factor": np.ones(()),
-        "eager_experts": np.ones(()),
-        "host_slowing": np.zeros(()),
-    }  # the severity holds them
-    return m.under({**m.terms, **waiting, **whole}, launch)
+    # A severity's launch holds the rest.
+    alone = {"eager_factor": np.ones(()), "eager_experts": np.ones(()), "host_slowing": np.zeros(())}
+    return m.under({**m.terms, **waiting, **alone}, launch)
 
 
 def _eager(*phases: str) -> Apply:

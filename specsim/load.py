@@ -95,7 +95,7 @@ def measure_loads(
     save: Callable[[], None],
     say: Say,
     deadline: float,
-    host: Watch | None = None,
+    host: Watch,
 ) -> int:
     """Send the load at each rate; every run is appended to `record.loads` and saved. How many runs have a fault. host: watches the
     cores of a server on this machine.
@@ -116,7 +116,7 @@ def measure_loads(
         begin = time.monotonic()
         sent = send(client, served, due.tolist(), token_ids, load.output_tokens)
         run = _run(load, rate, due, sent.streams, np.asarray(sent.lag_s), overhead)
-        run.host_slowdown = host.since(begin) if host is not None else None
+        run.host_slowdown = host.since(begin)
         run.lone_ms = lone
         troubles = _failures(sent.streams)
         gone = any(s.sent is None for s in sent.streams) or run.failed == count
@@ -137,8 +137,7 @@ def measure_loads(
             troubles.append(str(error))
         if run.requests["request"]:
             record.loads.append(run)
-            if host is not None:
-                host.note(record.environment)
+            host.note(record.environment)
             say(f"  {line(run)}")
         record.caveats += [f"rate {rate:g}: {trouble}" for trouble in troubles]
         save()

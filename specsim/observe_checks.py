@@ -21,6 +21,7 @@ from itertools import combinations
 from typing import Any, Literal
 
 from specsim.observe_read import Source, flag_value
+from specsim.quantities import HALF
 from specsim.records import EngineRun, Point, Quantity, Record
 from specsim.redaction import scrub
 
@@ -116,7 +117,7 @@ def quantity(values: Sequence[float], how: str, rounding: float = 0.0) -> Quanti
     if n == 0:
         return None
     middle = (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
-    k = max(0, math.floor(n / 2 - 1.2816 * math.sqrt(n) / 2)) if n >= 5 else 0
+    k = max(0, math.floor(n / 2 - HALF * math.sqrt(n) / 2)) if n >= 5 else 0
     low = min(ordered[k], middle * (1 - rounding))
     high = max(ordered[n - 1 - k], middle * (1 + rounding))
     if n == 1 and rounding == 0:

@@ -228,10 +228,8 @@ def _which(severity: Severity, variants: int) -> Index:
 
 def _time(s: Scenario, m: Machine, probe: Probe) -> Array:
     if probe.kind == "decode":
-        decode, gap = (
-            target_pass(replace(s, method="none"), m, np.ones(()), "decode"),
-            m.host_s("decode_host", s.parallel.tp),
-        )
+        decode = target_pass(replace(s, method="none"), m, np.ones(()), "decode")
+        gap = m.host_s("decode_host", s.parallel.tp)
         if probe.eager:
             host = m.host_s("decode_cpu", s.parallel.tp) + m.host_s("sequence_cpu", s.parallel.tp) * s.batch
             return np.asarray(decode.total + np.maximum(gap, host))

@@ -45,7 +45,8 @@ def sources_of(s: Scenario, *, prefills: bool = False) -> list[Source]:
             found.append({**_group(f"{box.name}: {name}, for which {other} stands in", box.operators[other]), "kind": "assumed"})  # fmt: skip
     found += [_group(f"{box.name}: {_words(c)}", c) for c in box.allreduce if _key(c) in read]
     found.append(_group(f"{box.name}: launches", box.launch))
-    found += [] if box.host is None else [_group(f"{box.name}: cores of the host", box.host)]
+    if box.host is not None:
+        found.append(_group(f"{box.name}: cores of the host", box.host))
     found += _terms(s, read)
     found += [_shape(model) for model in (s.model, s.draft) if model is not None]
     if s.acceptance is not None and s.method != "none":
@@ -78,8 +79,10 @@ def sources_of_profile(box: Profile) -> list[Source]:
     """Every group of a profile."""
     groups: list[tuple[str, Group]] = [(box.gpu.name, box.gpu), *box.operators.items()]
     groups += [(_words(curve), curve) for curve in box.allreduce]
-    groups += [("launches", box.launch), *([] if box.host is None else [("cores of the host", box.host)])]
-    groups += [*((f"engine terms, {name}", terms) for name, terms in box.engines.items())]
+    groups.append(("launches", box.launch))
+    if box.host is not None:
+        groups.append(("cores of the host", box.host))
+    groups += ((f"engine terms, {name}", terms) for name, terms in box.engines.items())
     return [_group(f"{box.name}: {name}", group) for name, group in groups]
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 LOW, HIGH = 0.1, 0.9  # an 80 % interval
+HALF = 1.2816  # standard deviations to each side of a normal one
 
 
 @dataclass(frozen=True)

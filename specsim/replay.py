@@ -24,7 +24,7 @@ from specsim.profiles import Host, Profile, load_profile
 from specsim.profiles import Source as Origin
 from specsim.progress import track
 from specsim.provenance import Source, sources_of_all
-from specsim.quantities import six
+from specsim.quantities import HALF, six
 from specsim.records import Correction, LoadRun, Point, Quantity, Record, first_trouble
 from specsim.routing import COLLAPSED
 from specsim.scenarios import Scenario, of_record
@@ -32,7 +32,6 @@ from specsim.scenarios import Scenario, of_record
 SCHEMA = "specsim.validation/1"
 RECORD = "specsim.record/1"
 OWN_CORE_US = 0.2  # a step of the loop on a core of its own, of the hosts that launches were calibrated on
-HALF_INTERVAL = 1.2816  # standard deviations in half of an 80 % interval
 STEPS = ("decode", "draft", "verify", "extend", "host", "cycle", "tokens_per_s", "break_even")  # at a fixed batch
 PHASES = (*STEPS, *load_replay.PHASES)  # the latter under load
 JUDGED = (
@@ -255,7 +254,7 @@ def _host(record: Record, seen: Quantity) -> Host:
     pace = loop_us / OWN_CORE_US if isinstance(loop_us, (int, float)) and 0 < loop_us < 100 else 1.0
     slow = max(seen.value * pace, 1.0)
     half = slow - 1 if seen.high is None else max(seen.high - seen.value, 0.0) * pace
-    relative = min(half / HALF_INTERVAL / (slow - 1), 3.0) if slow > 1 else 0.0
+    relative = min(half / HALF / (slow - 1), 3.0) if slow > 1 else 0.0
     reference = f"the cores of the server's busy threads during {record.name}"
     source = Origin.model_construct(
         kind="measured", reference=reference, date=record.date[:10]

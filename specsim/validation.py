@@ -190,62 +190,44 @@ def measure_all(
 
     host: watches the cores of a server on this machine.
     """
-    failed = _points(client, served, recorder, pairs, plan, log, say, deadline, host)
-    if load is None:
-        return failed
-    record = recorder.record
-    record.method = f"{record.method}; {LOAD_METHOD}" if record.points else LOAD_METHOD
-    return failed + measure_loads(client, served, load, record, recorder.save, say, deadline, host)
-
-
-def _points(
-    client: Client,
-    served: Served,
-    recorder: Recorder,
-    pairs: Sequence[tuple[int, int]],
-    plan: Plan,
-    log: LogTail | None,
-    say: Say,
-    deadline: float,
-    host: Watch,
-) -> int:
-    failed = 0
+    record, failed = recorder.record, 0
     for batch, context in pairs:
         if time.monotonic() + 0.5 * plan.point_s > deadline:
-            recorder.record.caveats.append(
-                f"the time limit left out batch {batch} at context {context} and what follows"
-            )
+            record.caveats.append(f"the time limit left out batch {batch} at context {context} and what follows")
             say("  the time limit is reached")
             recorder.save()
-            return failed + 1
-        done = len(recorder.record.points)
+            failed += 1
+            break
+        done = len(record.points)
         try:
-            recorder.record.points.append(
+            record.points.append(
                 measure(client, served, batch, context, plan, log, lambda text: say(f"  {text}"), host)
             )
-            if host is not None:
-                host.note(recorder.record.environment)
+            host.note(record.environment)
         except (PointError, BrokenError) as error:  # whether the server is gone is asked below
             failed += 1
             say(f"  batch {batch} context {context}: {error}")
-            recorder.record.caveats.append(f"batch {batch} at context {context} failed: {error}")
+            record.caveats.append(f"batch {batch} at context {context} failed: {error}")
         except ServerError as error:
-            recorder.record.caveats.append(f"stopped at batch {batch}, context {context}: {error}")
+            record.caveats.append(f"stopped at batch {batch}, context {context}: {error}")
             recorder.save()
             raise
         try:
             check_same(client, served)
         except ChangedError as error:
-            del recorder.record.points[done:]
-            recorder.record.caveats.append(f"batch {batch}, context {context}: {error}")
+            del record.points[done:]
+            record.caveats.append(f"batch {batch}, context {context}: {error}")
             recorder.save()
             raise
         except ServerError as error:  # it is gone since: what was measured before stays
-            recorder.record.caveats.append(f"stopped after batch {batch}, context {context}: {error}")
+            record.caveats.append(f"stopped after batch {batch}, context {context}: {error}")
             recorder.save()
             raise
         recorder.save()
-    return failed
+    if load is None:
+        return failed
+    record.method = f"{record.method}; {LOAD_METHOD}" if record.points else LOAD_METHOD
+    return failed + measure_loads(client, served, load, record, recorder.save, say, deadline, host)
 
 
 METHOD = (
