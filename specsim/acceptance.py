@@ -101,17 +101,30 @@ def _invert_chain(length: Array, steps: int) -> Array:
     target = np.minimum(np.maximum(length, 1.0), steps + 1.0)
     a = np.minimum(np.minimum(target - 1.0, 1.0), (target / (steps + 1.0)) ** (2.0 / max(steps, 1)))
     for _ in range(100):
-        value, slope = a + 1.0, np.ones_like(a)
-        for _ in range(steps - 1):  # Horner
-            slope *= a
-            slope += value
-            value *= a
-            value += 1.0
-        change = (value - target) / slope
+        value, slope = _sum_of_powers(a, steps + 1)
+        change = (value - target) / np.maximum(slope, 1.0)
         a -= change
         if not np.count_nonzero(np.abs(change) >= 1e-9):  # what is left goes with its square
             break
     return np.where(length <= steps + 1.0, np.minimum(np.maximum(a, 0.0), 1.0), np.nan)
+
+
+def _sum_of_powers(a: Array, terms: int) -> tuple[Array, Array]:
+    """(S = 1 + a + ... + a^(terms - 1), its derivative), a step for each binary digit of `terms`: S(n + 1) = 1 + a S(n), and S(2n) =
+    S(n) (1 + a^n), a^n being 1 - (1 - a) S(n). (The quotient of `chain_length` has a derivative that rounding spoils near 1.)"""
+    missing, value, slope = 1.0 - a, np.ones_like(a), np.zeros_like(a)
+    for digit in bin(terms)[3:]:
+        power = 1.0 - missing * value
+        slope *= 2.0 * power
+        slope += value * value
+        power += 1.0
+        value *= power
+        if digit == "1":
+            slope *= a
+            slope += value
+            value *= a
+            value += 1.0
+    return value, slope
 
 
 # Trees

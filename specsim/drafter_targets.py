@@ -13,6 +13,7 @@ from specsim.acceptance import chain_length, rate_for_length
 from specsim.choice import Choice
 from specsim.cycle import evaluate
 from specsim.machine import Machine
+from specsim.progress import track
 from specsim.scenarios import Scenario
 from specsim.steady import Server
 from specsim.steady_servers import server_of
@@ -59,14 +60,13 @@ def targets_of_drafters(
     each = rate / best.replicas if best.replicas else best.capacity / 2
     running = [max(1, round(float(best.server.at(each * load).running[0]))) for load in LOADS]
     out = []
-    for d in draft_tokens:
-        if d < 2:
-            continue
+    for d in track([d for d in draft_tokens if d > 1], "targets of drafters"):
         s = replace(drafting, draft_tokens=np.asarray(float(d)), num_steps=np.asarray(d - 1.0))
         server = server_of(s, machine, requests)
         at = replace(s, batch=np.asarray(running, dtype=float), context=np.asarray(requests.context))
         c = evaluate(at, machine)
         needed = np.broadcast_to(c.cycle_s / c.decode_s, (len(LOADS),))
+        breakeven, faster = np.asarray(rate_for_length(np.stack([needed, speedup * needed]), d - 1))
         for i, load in enumerate(LOADS):
             out.append(
                 Target(
@@ -74,8 +74,8 @@ def targets_of_drafters(
                     load,
                     running[i],
                     float(needed[i]),
-                    _rate(needed[i], d),
-                    _rate(speedup * needed[i], d),
+                    _reached(breakeven[i]),
+                    _reached(faster[i]),
                     _rate_for_targets(server, each * load, targets, d),
                 )
             )
@@ -101,6 +101,5 @@ def _rate_for_targets(server: Server, rate: float, targets: Targets, d: int) -> 
     return 1 - reach
 
 
-def _rate(length: float, d: int) -> float | None:
-    found = float(np.asarray(rate_for_length(length, d - 1)))
-    return None if math.isnan(found) else found
+def _reached(rate: float) -> float | None:
+    return None if math.isnan(rate) else float(rate)

@@ -316,7 +316,9 @@ class Server:
         return np.asarray(weight * state.held.beside * (r * np.interp(np.arange(len(r)), at, found))[:, None])
 
     def _prefills(self, r: Array) -> _Prefills:
-        """Prefills at rates r (p,), by how many decode: looked at for `SEEN` batches, and on straight lines between them."""
+        """Prefills at rates r (p,), by how many decode: looked at for `SEEN` batches, and on straight lines between them; once for each rate,
+        whatever the accept lengths beside it."""
+        r, each_rate = np.unique(r, return_inverse=True)
         n = np.arange(len(self.step) + 1)
         seen = self.seen
         step = np.concatenate([[INSTANT * self.step[0]], self.step])[seen]  # none decode: a prompt waits for nothing
@@ -326,7 +328,7 @@ class Server:
         first, busy, each, full = self._first(r[:, None], step, running, steps)
         return _Prefills(
             *(
-                np.asarray([np.interp(n, seen, row) for row in by])
+                np.asarray([np.interp(n, seen, row) for row in by])[each_rate]
                 for by in (steps.work, growing, first, busy, each, full)
             )
         )

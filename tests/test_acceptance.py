@@ -179,6 +179,15 @@ def test_a_million_are_inverted_in_half_a_second():
     assert best < 1.5  # 0.2 s alone on a slow core; room for a busy machine
 
 
+def test_a_long_chain_is_inverted_about_as_fast_as_a_short_one():
+    """A step a binary digit: 9 for 512 terms, 2 for 5; a step a term would take a hundred times as many."""
+    lengths = np.random.default_rng(0).uniform(1, 5, 10**5)
+    short = min(_seconds(lambda: rate_for_length(lengths, 4)) for _ in range(3))
+    long = min(_seconds(lambda: rate_for_length(lengths, 511)) for _ in range(3))
+    assert long < 12 * short  # 2 to 3
+    assert_allclose(chain_length(rate_for_length(lengths, 511), 511), lengths, rtol=1e-12)
+
+
 def _seconds(work):
     start = time.perf_counter()
     work()
