@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 HEAVIEST, LOADS = 1e-4, 60  # share of time without work in the busiest queue that is looked at, and how many are
 LIGHTEST = 1e-6  # load
+ROUNDING = 1e-12  # a chance that a sum of thousands leaves of nothing
 LONGEST = 4096  # customers that are followed: more places are as good as no end
 
 
@@ -72,7 +73,8 @@ def _table() -> tuple[Array, Array]:
     log = n * np.log(n) - np.cumsum(np.log(n)) - np.log(n) - np.outer(loads, n) + np.outer(np.log(loads), n - 1)
     more = np.maximum(1 - np.cumsum(np.exp(log), axis=1), 0.0)  # P(N > n), for n from 1
     more = np.concatenate([np.ones((LOADS, 1)), more], axis=1)  # and from 0
-    done = np.maximum(1 - free * (np.cumsum(more, axis=1) - more), 0.0)  # P(K >= n)
+    done = 1 - free * (np.cumsum(more, axis=1) - more)  # P(K >= n)
+    done = np.where(done > ROUNDING, done, 0.0)
     held = np.concatenate([np.zeros((LOADS, 1)), np.cumsum(done[:, 1:], axis=1)], axis=1)
     stood = held - np.arange(most + 1) * done
     waits = _before(np.maximum(done - more * (1 - loads[:, None] / 2), 0.0)) - done / 2

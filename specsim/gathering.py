@@ -31,7 +31,8 @@ class Steps:
 
     prompts: (k,) that a step prefills, none first; seconds: (..., k) that it then takes, variance: of these; prefill: (..., k) those of
     them that its prompts add; share: (..., k) of all steps, growth: of it with the logarithm of the rate; beside: (..., k, k)
-    chance of the number that comes in a step together with an arrival. taken: (..., k) of the prompts, those that find a place.
+    chance of the number that comes in a step together with an arrival. taken: (..., k) of the prompts, those that find a place. fits: prompts whose tokens
+    fill a step, and varies: how these tokens do, variance over the square of the mean.
     """
 
     rate: Array
@@ -43,6 +44,8 @@ class Steps:
     growth: Array
     beside: Array
     taken: Array
+    fits: float = math.inf
+    varies: float = 0.0
 
     @property
     def work(self) -> Array:
@@ -85,8 +88,20 @@ class Steps:
 
     @property
     def own_s(self) -> Array:
-        """Seconds of the step that prefills an arrival: with those that come in the same step as it."""
-        return np.asarray((self.met * (self.beside @ self.with_one_s[..., None])[..., 0]).sum(axis=-1))
+        """Seconds until an arrival is prefilled, from the start of the step that does: with those that come in the same step as it."""
+        return np.asarray((self.met * (self.beside @ (self.with_one_s * self.passed)[..., None])[..., 0]).sum(axis=-1))
+
+    @property
+    def passed(self) -> Array:
+        """(k,) share of a step that prefills an arrival beside so many others which has passed when its own prompt is done, on average: more than
+        fit are several steps in a row, each full but the last."""
+        k = self.prompts + 1.0
+        place = np.arange(1.0, k[-1] + 1)
+        ends = np.minimum(np.ceil(place / self.fits - 1e-9) * self.fits, k[:, None])  # of the first, the second, ...
+        alike = (ends * (place <= k[:, None])).sum(axis=1) / k**2
+        # The ends of prompts that vary are as likely at any place of a step: a wave as long as a step keeps so much of itself.
+        kept = np.exp(-2 * (math.pi / self.fits) ** 2 * self.varies * (k + 1) / 2)
+        return np.asarray(kept * alike + (1 - kept) * np.minimum((k + 1 + self.fits) / (2 * k), 1.0))
 
     @property
     def first_s(self) -> Array:
@@ -106,7 +121,14 @@ def numbers(arrivals: Array) -> Ints:
 
 
 def steps_of(
-    rate: Array, prompts: Ints, seconds: Array, prefill: Array, variance: Array, taken: Array | None = None
+    rate: Array,
+    prompts: Ints,
+    seconds: Array,
+    prefill: Array,
+    variance: Array,
+    taken: Array | None = None,
+    fits: float = math.inf,
+    varies: float = 0.0,
 ) -> Steps:
     """The steady state of arrivals at `rate` (..., 1), with seconds of steps, prefill's part and their variance (..., k)."""
     seconds = np.broadcast_to(seconds, np.broadcast_shapes((*rate.shape, 1), seconds.shape))
@@ -148,4 +170,6 @@ def steps_of(
         growth,
         beside,
         prompts.astype(float) if taken is None else taken,
+        min(fits, prompts[-1] + 1.0),
+        varies,
     )

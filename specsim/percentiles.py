@@ -16,6 +16,7 @@ than its budget, which is not scaled, and a busy period may not be over with the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, astuple, dataclass, replace
 
@@ -61,6 +62,8 @@ PRIMES = (
     107,
     109,
     113,
+    127,
+    131,
 )
 ROUNDS = 4  # prefills in a row behind one's own that are followed
 TINY = 1e-12
@@ -112,13 +115,14 @@ def below(server: Server, rate: float, percent: float) -> Point:
 def draw(server: Server, rate: float, state: State | None = None, mean: float | None = None) -> tuple[Array, Array]:
     """(TTFT, TPOT), seconds of each of `DRAWS` requests; TPOT of those whose answer has a second token, 0 where none has. state, mean: those
     of the server at the rate, and its mean TPOT, where they are known."""
-    at = iter((np.sqrt(PRIMES)[:, None] * (np.arange(DRAWS) + 0.5)) % 1)
+    points = (np.sqrt(PRIMES)[:, None] * (np.arange(DRAWS) + 0.5)) % 1
+    at, order = iter(points[:-2]), points[-2:]
     state = server.state(np.asarray([rate])) if state is None else state
     mean = float(server.point(state).tpot_s[0]) if mean is None else mean
     weight = state.held.weight[0]
     running = _pick(weight, next(at))
     prompts = _together if len(server.prefill) > 1 else _one_by_one
-    ttft, behind = prompts(server, rate, state, running, at)
+    ttft, behind = prompts(server, rate, state, running, at, order)
     full, waiting = max(float(state.held.full[0]), TINY), state.held.waiting[0] / rate
     turn = next(at)
     ttft = ttft - np.where(turn < full, np.log(np.minimum(turn / full, 1.0)) * waiting / full, 0.0)
@@ -202,7 +206,7 @@ def _of_mean(values: Array, most: Array, total: float) -> Array:
 
 
 def _together(
-    server: Server, rate: float, state: State, running: NDArray[np.int64], at: Iterator[Array]
+    server: Server, rate: float, state: State, running: NDArray[np.int64], at: Iterator[Array], order: Array
 ) -> tuple[Array, Array]:
     """(TTFT but for the wait for a place, prompts that are prefilled right behind one's own, in rows of one step after another) where prompts share a prefill."""
     seen = server.seen
@@ -229,8 +233,12 @@ def _together(
     beside = _pick(of(steps.beside)[rows, k], next(at))
     k = _pick(of(steps.share), next(at))
     following = took(seconds[rows, k], several[k], next(at))
-    own = took(alone[rows, beside], several[beside] + 1, next(at))
+    together = several[beside] + 1
+    own = took(alone[rows, beside], together, next(at))
     behind, last, next_ = np.zeros((ROUNDS, DRAWS)), following, own
+    # More than fit are several steps in a row, and the rest of them go on when one's own prompt is done.
+    place = np.ceil(order[0] * together)
+    done = np.minimum(place + order[1] * steps.fits if cv2 else np.ceil(place / steps.fits) * steps.fits, together)
     for i in range(
         ROUNDS
     ):  # those that came in the step before one's own, then in it, until a step in which nobody came
@@ -242,24 +250,37 @@ def _together(
         )
         last, next_ = next_, prefill
         behind[i] = many
-    return left * here + following + own, behind
+    behind[0] += together - done
+    return left * here + following + own * done / together, behind
 
 
 def _one_by_one(
-    server: Server, rate: float, state: State, running: NDArray[np.int64], at: Iterator[Array]
+    server: Server, rate: float, state: State, running: NDArray[np.int64], at: Iterator[Array], order: Array
 ) -> tuple[Array, Array]:
     """The same where each prompt takes a step or more of its own: an M/G/1 queue."""
     weight, p = state.held.weight[0], state.prefills
     step = np.concatenate([[INSTANT * server.step[0]], server.step])
     busy = min(float(weight @ p.busy[0]), MOST_WORK)
     own = (p.first[0] - WAIT * step * np.maximum(1 - p.busy[0], 0.0))[running] * gamma(1.0, server.varies, next(at))
-    before = float(weight @ p.each[0]) * (1 + server.varies) / (2 * (1 - busy))  # where there is any
     decides = (next(at) + WAIT - 0.5) * step[running]
-    queue = -np.log(next(at)) * before
-    wait = np.where(next(at) < busy, queue, decides) + np.where(next(at) < busy**2, float(weight @ p.full[0]) / 2, 0.0)
+    # Where there is a wait, it is a geometric number of prompts' residual times (Pollaczek and Khinchine).
+    residual = float(weight @ p.each[0]) * (1 + server.varies) / 2
+    many = 1 + np.floor(np.log(next(at)) / math.log(max(busy, TINY)))
+    queue = residual * _residuals(many, server.varies, order[0])
+    wait = np.where(next(at) < busy, queue, decides) + np.where(
+        next(at) < busy**2, float(weight @ p.full[0]) * server.left_of_step(many), 0.0
+    )
     ttft = wait + own
     left = branched(poisson(rate * ttft, next(at)), busy, server.varies, next(at))
     return ttft, (left * gamma(left, server.varies, next(at)))[None]
+
+
+def _residuals(many: Array, varies: float, u: Array) -> Array:
+    """Sums of so many residual times of services, over their mean, at points u in (0, 1): each is evenly any share of a service that is met. Of services
+    of one length a single one is that share; more are taken as Gamma distributed."""
+    varied = 4 * (1 + 2 * varies) / (3 * (1 + varies)) - 1
+    sums = many * gamma(many, varied, u)
+    return sums if varies else np.where(many == 1, 2 * u, sums)
 
 
 def _pick(chance: Array, u: Array) -> NDArray[np.int64]:

@@ -34,11 +34,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from specsim.bunches import crowds
 from specsim.busy_periods import LONGEST, cut
 
 Array = NDArray[np.float64]
 MOST_WORK = 1 - 1e-6  # share of time that prefill takes
 TINY = 1e-300
+FEW = 256  # places up to which the shape of bunches matters, as they end with them
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class Crowd:
 
     each: (p, N) seconds of decoding after which one of n leaves; decoding: (N,) or (p, N) sequences that then decode; work, growing: (p, N + 1) share of
     time that prefill takes, and by which share that grows with one of the rate. places: that there are at most; limit: (p,) rates
-    that can be served; passing: (p,) prompts that are prefilled while others wait for a place. prompt_s: seconds of one. alike: the shorter of two answers over the mean one; answers, prompts:
+    that can be served; passing: (p,) prompts that are prefilled while others wait for a place, `group` (p,) of them together, and `fits` at most. prompt_s: seconds of one. alike: the shorter of two answers over the mean one; answers, prompts:
     how they vary, variance over the square of the mean. window: (p,) pairs of steps of an answer beside prompts, over the steps of a
     prompt, and room: (p,) requests that run beside prompts at most; None where decoding stands still.
     uneven: how what running requests hold of a memory varies, variance over the square of the mean. in_step: answers whose prompts were prefilled without pause end together.
@@ -61,6 +63,8 @@ class Crowd:
     places: float
     limit: Array
     passing: Array
+    group: Array
+    fits: int
     prompt_s: float
     alike: float
     answers: float
@@ -101,7 +105,7 @@ class Crowd:
             growing=at(self.growing, 0), places=self.places / size, limit=self.limit[i : i + 1] / size, passing=self.passing[i : i + 1] / size,
             prompt_s=self.prompt_s * size, answers=(1 + self.uneven) * (1 + self.answers) / size - 1,
             window=None if self.window is None else self.window[i : i + 1],
-            room=None if self.room is None else self.room[i : i + 1] / size, uneven=0.0,
+            room=None if self.room is None else self.room[i : i + 1] / size, uneven=0.0, group=self.group[i : i + 1],
         )  # fmt: skip
 
 
@@ -154,12 +158,19 @@ def _alike(c: Crowd) -> Shared:
     if c.room is not None:  # of those that come within the steps of an answer
         within = cut(load, np.broadcast_to(c.room[:, None], load.shape)).held
         beside = np.minimum(cut(load, np.maximum(left - 1, 0.0)).held / np.maximum(within, TINY), 1.0)
-    q = counted / (1 + counted)
-    bunches = r[:, None] / free * periods.passed / ((1 - q ** np.maximum(left, 1.0)) * (1 + counted))
+    full = np.zeros_like(load, dtype=bool)
     if c.room is not None:
         full = (np.arange(bunch.shape[1]) >= c.room[:, None]) & (_mean(r, each, free) >= c.room[:, None])
-        q, bunches = (np.where(full, TINY, x) for x in (q, bunches))
-    clock = _clock(q, bunches, each)
+    found = r[:, None] / free * periods.passed  # that come and find a place
+    if c.window is None and c.fits == 1 and each.shape[1] <= FEW:
+        extra = np.sqrt(1 + counted / c.alike) - 1
+        of_load = np.where(full, TINY, extra / (1 + extra))
+        mean = np.maximum(cut(of_load, left).passed, TINY) * (1 + extra)
+        clock, size = crowds(of_load, mean, np.where(full, TINY, found / mean), each, 2 * c.alike - 1)
+    else:
+        q = counted / (1 + counted)
+        bunches = found / ((1 - q ** np.maximum(left, 1.0)) * (1 + counted))
+        clock, size = _clock(np.where(full, TINY, q), np.where(full, TINY, bunches), each)
     paused = periods.passed * work / free  # beside each second of decoding: none where every place is taken
     weight = clock * (1 + paused)
     # Those wait for a place that come while all are taken, and that were left over when the last one was.
@@ -169,31 +180,37 @@ def _alike(c: Crowd) -> Shared:
     varied = c.answers * (1 - share) ** 2 + c.prompts * share**2
     waiting = (1 + varied) / 2 * beyond * c.limit * after + r * (clock * periods.pairs).sum(axis=1) * after
     standing = clock * bunch * work / free * periods.stood
-    together = standing.sum(axis=1) / np.maximum((weight - clock).sum(axis=1), TINY)
     left = np.minimum(left, c.places)
     last = left / c.places  # of the places, those that one bunch took
     waited_for = clock * (1 - periods.passed)
-    together = last * (left - 1) / 2 + (1 - last) * together[:, None]
-    together = (waited_for * together).sum(axis=1) / np.maximum(waited_for.sum(axis=1), TINY)
-    together = (2 * c.alike - 1) * np.maximum(together, 0.0) * c.in_step
+    size = last * left + (1 - last) * size
+    more = np.maximum((waited_for * size).sum(axis=1) / np.maximum(waited_for.sum(axis=1), TINY) - 1, 0.0)
+    passing = 1 + more * (more + np.minimum(more, c.fits)) / 2 / (1 + more)
+    together = (2 * c.alike - 1) * np.maximum(passing / c.group - 1, 0.0) * c.in_step
     if c.window is not None:  # nobody stands still: `specsim.riding` says what prompts beside one's own cost
         standing = np.zeros_like(standing)
     inside = np.atleast_2d(c.decoding)[:, -1] / c.places  # of the time of a place that it decodes
-    standing[:, -1] -= beyond * c.passing * inside * (1 + together)
+    fewer = c.passing * inside * (1 + together)
+    if c.room is not None:
+        fewer = np.where(c.room < c.places, np.maximum(np.atleast_2d(c.decoding)[:, -1] - c.room, 0.0), fewer)
+    standing[:, -1] -= beyond * fewer
     weight[:, -1] += beyond
     total = weight.sum(axis=1)
     weight, clock, standing = (x / total[:, None] for x in (weight, clock, standing))
     return Shared(weight, clock, standing, periods.waited, beside, waiting / total, weight[:, -1], stable)
 
 
-def _clock(q: Array, bunches: Array, each: Array) -> Array:
-    """p(n), by the clock of decoding."""
+def _clock(q: Array, bunches: Array, each: Array) -> tuple[Array, Array]:
+    """(p(n), by the clock of decoding; mean bunch that then comes to n) where bunches are geometric: `specsim.bunches.crowds`."""
+    q = np.maximum(q, TINY)
     ratio = q[:, 1:-1] + bunches[:, 1:-1] * each[:, :-1]
     none = np.zeros_like(each[:, :1])
     log = np.log(bunches[:, :1] * each) + np.concatenate([none, np.cumsum(np.log(ratio), axis=1)], axis=1)
     log = np.concatenate([none, log], axis=1)
     clock = np.exp(log - log.max(axis=1, keepdims=True))
-    return np.asarray(clock / clock.sum(axis=1, keepdims=True))
+    left = np.concatenate([none, np.cumsum(np.log(q[:, 1:-1] / ratio), axis=1)], axis=1)
+    size = np.minimum(left + np.logaddexp.accumulate(-left, axis=1), np.log(np.arange(1, left.shape[1] + 1)))
+    return np.asarray(clock / clock.sum(axis=1, keepdims=True)), np.concatenate([none, np.exp(size)], axis=1)
 
 
 def _seen(load: Array, window: Array) -> Array:

@@ -39,6 +39,7 @@ from specsim.sharing import MOST_WORK, Crowd, Shared, shared
 Array = NDArray[np.float64]
 SETTLED = 5  # rounds after which the number that a full memory holds stands still
 BEYOND = 8  # times as many prompts as fit a step that are looked at
+BEYOND_ROW = 64  # prompts of a row that are looked at
 SEEN = 24  # batches at which prefills are looked at
 RATES = 6  # rates at which prompts beside one's own answer are looked at
 SLOWER = 0.1  # share of the tokens a second that is lost beyond the largest graph, to speak of it
@@ -113,7 +114,8 @@ class Server:
     a KV cache that is full before all places are taken, where the engine then preempts. held: requests that the KV cache holds on average, where that
     is fewer than there are places, and crowd: those that it does while others wait all the time (as the engine counts them: vLLM starts what fits). graphs: the largest batch that has a graph, by
     draft length. lead_s: host time before a prefill while no step runs. scatter: variance of the tokens of a cycle over the square of their mean.
-    uneven: where the KV cache ends before places do and lengths vary, how what running requests hold varies: variance over the square of the mean."""
+    uneven: where the KV cache ends before places do and lengths vary, how what running requests hold varies: variance over the square of the mean. fits: prompts
+    whose tokens fill a prefill step."""
 
     requests: Requests
     step: Array
@@ -135,6 +137,7 @@ class Server:
     lead_s: float = 0.0
     scatter: float = 0.0
     uneven: float = 0.0
+    fits: float = 1.0
 
     @property
     def varies(self) -> float:
@@ -154,9 +157,11 @@ class Server:
         """Requests a second at most, by accept length."""
         return self.crowded(accept_length)[0]
 
-    def crowded(self, accept_length: ArrayLike | None = None) -> tuple[Array, Array]:
-        """(requests a second at most, how many fewer run meanwhile than there are places: those that are prefilled), by accept length: every
-        place taken, and prompts prefilled as places fall free.
+    def crowded(
+        self, accept_length: ArrayLike | None = None, taken: ArrayLike | None = None
+    ) -> tuple[Array, Array, Array]:
+        """(requests a second at most, how many fewer run meanwhile than there are places: those that are prefilled, and how many are together), by accept
+        length: every place `taken` (those of a queue that lasts, where it is not said), and prompts prefilled as places fall free.
 
         A step ends a Poisson number of sequences, m on average, whose places are filled in one prefill: m / (1 - e^-m) if any. Where
         places are `late` the first prefill after a rest fills those of one step, the second those of two, each more those of one,
@@ -164,7 +169,9 @@ class Server:
         replace them. Where memory is full, preempted prompts are prefilled again, as far as the budget leaves room.
         """
         steps = self._steps(accept_length)[..., -1]
-        taken = self.places if math.isinf(self.crowd) else self.crowd
+        if taken is None:
+            taken = self.places if math.isinf(self.crowd) else self.crowd
+        taken = np.asarray(taken, dtype=float)
         places = np.minimum(taken, self.budget / (self.rows + self.prompt / steps))
         again = np.zeros_like(places)  # prompts that are prefilled again for each request
         for _ in range(SETTLED if self.memory is not None else 0):
@@ -187,7 +194,22 @@ class Server:
         of_others = np.interp(beside, np.arange(len(self.step) + 1), np.concatenate([[0.0], self.step]))
         steps_too = 0.0 if self.mixing is None else self.chunks * of_others  # they ride in steps that decode
         passing = np.minimum(most * (1 + again) * (group * prefill + steps_too), places)
-        return most, passing + max(self.places - self.crowd, 0.0)
+        return most, passing + np.maximum(self.places - taken, 0.0), np.broadcast_to(group, most.shape)
+
+    def queued(self, r: Array, accept_length: ArrayLike | None) -> tuple[Array, Array, Array]:
+        """`crowded` of the queues that there are at rates r (p,). Fewer run in waves than apart, and these take a life to build: a queue is met that lasts
+        E[B^2] / E[B] of the busy periods B of a server whose services take 1 / limit seconds, and so many lives."""
+        found = self.crowded(accept_length)
+        if not self.crowd < self.places:
+            return found
+        longest, built = found[0], np.zeros_like(r)
+        life = (self._steps(accept_length)[..., -1] + self.late) * self.step[-1]
+        for _ in range(SETTLED):
+            found = self.crowded(accept_length, self.places + (self.crowd - self.places) * built)
+            free = 1 - np.minimum(r, longest) / found[0]
+            lasts = (1 + self.requests.output_cv2) / found[0] / np.maximum(free, 1e-9) ** 2
+            built = np.exp(-life / lasts)
+        return np.where(r < longest, found[0], longest), *found[1:]
 
     def _steps(self, accept_length: ArrayLike | None) -> Array:
         """Decode steps that a request would take part in at each batch, (accept lengths, 1) for those given or (batch,) for the
@@ -252,7 +274,12 @@ class Server:
         # One by one, as in an M/G/1 queue. A prompt with another before it and one behind ends within a step that is full.
         busy = np.minimum(mean(prefills.busy), MOST_WORK)
         before = busy * mean(prefills.each * held.waited) * (1 + self.varies) / (2 * (1 - busy))
-        ttft = held.waiting / r + mean(prefills.first) + before + busy**2 * mean(prefills.full * held.waited) / 2
+        ttft = (
+            held.waiting / r
+            + mean(prefills.first)
+            + before
+            + busy**2 * mean(prefills.full * held.waited) * self._cut(busy)
+        )
         working = 1 - held.clock[:, 0]
         ttft = ttft + self.lead_s * (1 - working)
 
@@ -260,6 +287,19 @@ class Server:
             return np.where(held.stable, values, otherwise)
 
         return Point(r, served(running), served(held.waiting), served(tpot), served(ttft), served(working, 1.0))
+
+    def _cut(self, busy: Array) -> Array:
+        """Share of a full step that is left when a prompt ends in it, where prompts of a row follow each other without pause: of the j-th, those
+        of a geometric row at `busy` (p,)."""
+        place = np.arange(1.0, BEYOND_ROW + 1)
+        chance = busy[:, None] ** (place - 1)
+        return np.asarray((chance * self.left_of_step(place)).sum(axis=1) / chance.sum(axis=1))
+
+    def left_of_step(self, place: Array) -> Array:
+        """Share of a full step that is left when the j-th prompt of a row ends in it: where prompts vary, half."""
+        ends = place / self.fits
+        kept = np.exp(-2 * math.pi**2 * self.requests.input_cv2 * place / self.fits**2)
+        return np.asarray(kept * (np.ceil(ends - 1e-9) - ends) + (1 - kept) / 2)
 
     @property
     def widest(self) -> Array:
@@ -280,11 +320,11 @@ class Server:
         kept = steps + self.late  # steps that a place is taken for
         n = places * steps / kept
         prefills = self._prefills(r)
-        limit, passing = (np.broadcast_to(x, r.shape) for x in self.crowded(accept_length))
+        limit, passing, group = (np.broadcast_to(x, r.shape) for x in self.queued(r, accept_length))
         each = kept * np.interp(n, np.arange(1, len(self.step) + 1), self.step) / places
         crowd = Crowd(
-            r, each, n, prefills.work, prefills.growing, self.places, limit, passing, float(self.prefill[0]),
-            self.requests.alike, self.requests.output_cv2, self.varies, uneven=self.uneven,
+            r, each, n, prefills.work, prefills.growing, self.places, limit, passing, group, len(self.prefill),
+            float(self.prefill[0]), self.requests.alike, self.requests.output_cv2, self.varies, uneven=self.uneven,
         )  # fmt: skip
         if self.mixing is None:
             return State(r, steps, n, each, prefills, shared(crowd))
@@ -368,7 +408,9 @@ class Server:
         added = np.asarray(np.maximum(alone - saved, 0.1 * alone) * (prompts > 0))
         with_them = step[:, None] * (prompts == 0) if self.mixing is None else step[:, None]
         spread = np.asarray(slope**2 * taken * self.requests.input_cv2)
-        return gathering.steps_of(r, prompts, added + with_them, added, spread, taken)
+        return gathering.steps_of(
+            r, prompts, added + with_them, added, spread, taken, self.fits, self.requests.input_cv2
+        )
 
 
 @dataclass(frozen=True)

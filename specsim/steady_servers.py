@@ -129,6 +129,7 @@ def server_of(
         gained,
         s.parallel.tp,
         chunks=chunks,
+        fits=chunk / prompt,
         fill=fill,
         mixing=mixing,
         budget=float(chunk) if mixed else math.inf,

@@ -21,7 +21,7 @@ READING_ORDER = """
     routing ops profiles profile_text engines launch_words launch_flags launch_sglang launch_vllm launch machine forward
     acceptance scenarios reproduce cycle memory provenance prediction agreement text
     chart_style chart_predict chart_sweep chart_plan chart_runs chart_simulations chart_causes chart_hardware charts report_parts report plot_style plots
-    workload simulation_costs simulation_reference metrics simulation_kernel simulation preemption gathering busy_periods riding sharing steady steady_servers two_states drawn percentiles
+    workload simulation_costs simulation_reference metrics simulation_kernel simulation preemption gathering bunches busy_periods riding sharing steady steady_servers two_states drawn percentiles
     load_replay replay replay_text fit_runs engine_fit apart fitted fit_text nccl_tests link_tests importers
     fitting tables derive class_fits calibrate residuals shapes
     observe_read observe_checks observe_serving observe_sglang observe_vllm observe_llama
