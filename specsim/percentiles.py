@@ -266,7 +266,7 @@ def _one_by_one(
     # Where there is a wait, it is a geometric number of prompts' residual times (Pollaczek and Khinchine).
     residual = float(weight @ p.each[0]) * (1 + server.varies) / 2
     many = 1 + np.floor(np.log(next(at)) / math.log(max(busy, TINY)))
-    queue = residual * _residuals(many, server.varies, order[0])
+    queue = residual * _residuals(many, server.varies, order[1])
     wait = np.where(next(at) < busy, queue, decides) + np.where(
         next(at) < busy**2, float(weight @ p.full[0]) * server.left_of_step(many), 0.0
     )
