@@ -6,11 +6,13 @@ By the clock that runs only while the server decodes, n requests leave at g(n) a
 
 Bunches are geometric, q / (1 - q) requests beyond the first. Where places end so does a bunch: begun with m free places it has
 (1 - q^m) / (1 - q) requests, and as many are prefilled as a busy period that is cut serves (`specsim.busy_periods`), b P(K < m), so that b'(n) is
-their quotient. With one place that is exact. What is left over waits, as do those that come while every place is taken: each begins a busy period
-of the whole server, whose customers take 1 / limit seconds (limit: requests a second with every place taken).
+their quotient. With one place that is exact. Where prompts are prefilled one by one, decoding stands still and places are few, they are those of whole busy periods (`specsim.bunches`).
+What is left over waits, as do those that come while every place is taken: each begins a busy period of the whole server, whose customers take 1 / limit seconds (limit: requests a second
+with every place taken).
 
 While others wait some places belong to prompts that are being prefilled, `passing` on average. Answers of one length that were prefilled without pause end
-together, and so do those that take their places: among k of them (k - 1) / 2 more have no first token yet. (Not so where each prompt rides in a step that decodes: those end a
+together, and so do those that take their places, k = last left + (1 - last) size of them: the bunch that took the `last` share of places, or the one that those before came with. The
+first of k is a step ahead and prefilled alone, the others f = min(k - 1, what fits a step) at a time, so that 1 + (k - 1) (k - 1 + f) / 2 k have no first token yet on average. (Not so where each prompt rides in a step that decodes: those end a
 step apart, so that every one decodes beside the prompts that follow all others. Prompts of several steps were found to be between the two, and are taken as the first.)
 
 Where decoding goes on beside prompts (vLLM) who came first leaves meanwhile. No more run than come within the steps of an answer, and bunches

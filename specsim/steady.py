@@ -17,7 +17,7 @@ holds exactly for exponential work (level crossing). Without prefill (q = 0) it 
 the distribution of lengths (Acta Informatica 12, 1979). With it lengths matter: requests of a bunch whose answers are equally
 long stay together until they leave, and the variance that bunches add to the number running is twice that of exponential
 answers (E[min] / E of two answers: 1 and 1/2). So bunches count by twice that share. A bunch ends where places do (`specsim.busy_periods`,
-`specsim.sharing`), and beyond the limit of running requests they wait, by Pollaczek-Khinchine. Little's law gives times from numbers.
+`specsim.sharing`), and where these are few its shape matters (`specsim.bunches`); beyond the limit of running requests they wait, by Pollaczek-Khinchine. Little's law gives times from numbers.
 Where prompts ride in the steps that decode nobody stands still: those steps take longer, the more of them the sooner after one's own
 prompt (`specsim.riding`), and no token takes longer than the widest of them. Nothing is fitted.
 """
