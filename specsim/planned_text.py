@@ -99,7 +99,7 @@ def _worth(p: Planned) -> str:
     best = p.plan.best
     other = next((c for c in p.plan.choices if c.ranges and c.point is not None and c.gpus == best.gpus), None)
     saved = 0.0
-    if other is not None and other.point is not None and best.point is not None:
+    if other is not None and other.point is not None and best.point is not None and best.point.tpot_s[0]:
         saved = 1 - float(other.point.tpot_s[0] / best.point.tpot_s[0])
     worth = f"{saved:.1%} of TPOT; --policy FILE writes it" if saved > 5e-4 else "nothing at this load"
     return f"switching would save {worth}"

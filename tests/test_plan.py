@@ -1053,6 +1053,10 @@ def test_a_cut_that_does_not_fit_takes_one_line_and_answers_of_one_token_have_no
     shown = str(specsim_plan("Llama-3.1-8B", hardware="1x-h200", rate=1, output_tokens=1))
     assert re.search(r"half of the requests see TTFT below \S+ ms, 99% below \S+ ms\n", shown)
     assert "a drafter must reach" not in shown
+    drafted = specsim_plan(
+        "Llama-3.1-8B", hardware="1x-h200", rate=100, input_tokens=1, output_tokens=1, accept_rate=0.6
+    )
+    assert "switching would save nothing" in str(drafted)
 
 
 def test_two_states_of_one_box_are_two_boxes(tmp_path, monkeypatch):
