@@ -46,7 +46,7 @@ _OTHER_MAGIC = {
     b"PK\x03\x04": "a zip archive; unpack it first",
     b"\x28\xb5\x2f\xfd": "zstd-compressed; unpack it with `zstd -d` first",
     b"\xfd7zXZ": "xz-compressed; unpack it with `xz -d` first",
-    b"SQLite format 3": "an SQLite database (Nsight Systems?); export it as text or take a torch profile",
+    b"SQLite format 3": "an SQLite database (Nsight Systems?); take a torch profile instead",
 }
 
 
