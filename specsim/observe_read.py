@@ -41,6 +41,11 @@ TIMEOUT_S = 10.0
 DEADLINE_S = 60.0
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+# What Docker, Kubernetes, journald and CI services write before each line.
+_RUNTIME = re.compile(
+    r"(?:[\w.-]+ +\| |\[pod/\S+\] |\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:\d\d) (?:std(?:out|err) [FP] )?"
+    r"|[A-Z][a-z]{2} [ \d]\d [\d:]{8} \S+ [\w.@-]+(?:\[\d+\])?: ){1,2}"
+)
 _SURROGATE = re.compile("[\udc80-\udcff]")
 _OTHER_MAGIC = {
     b"PK\x03\x04": "a zip archive; unpack it first",
@@ -140,8 +145,11 @@ class Source:
 
     def _parts(self, piece: str, number: int) -> Iterator[tuple[int, str]]:
         for part in piece.split("\r"):
-            if part.strip():
-                yield number, self.clean(part, number)
+            line = self.clean(part, number)
+            before = _RUNTIME.match(line)
+            line = line[before.end() :] if before else line
+            if line.strip():
+                yield number, line
 
     def text(self) -> str:
         """All of it as one clean text. Raises InputError above 256 MiB."""

@@ -219,6 +219,27 @@ def test_every_number_of_a_text_made_odd_by_itself(name):
             survives((text[: match.start()] + odd + text[match.end() :]).encode())
 
 
+@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize(
+    "before",
+    [
+        "bench-1  | ",
+        "2026-02-03T10:00:00.123456789Z stdout F ",
+        "2026-02-03T10:00:00.1234567Z ",
+        "[pod/sglang-0/main] 2026-02-03T10:00:00.123456789+02:00 ",
+        "Feb  3 10:00:00 gpu-01 python3[1234]: ",
+    ],
+)
+def test_what_a_runtime_writes_before_each_line_changes_nothing(name, before):
+    """Docker Compose, Kubernetes' files and kubectl, CI services and journald."""
+    text = TEXTS[name]
+    plain = survives(text.encode())
+    found = survives("".join(before + line for line in text.splitlines(keepends=True)).encode())
+    assert [(r.name, r.points, r.samples, r.caveats) for r in found] == [
+        (r.name, r.points, r.samples, r.caveats) for r in plain
+    ]
+
+
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_every_value_of_a_document_made_odd_by_itself(name):
     """One at a time, so that the rest of the document is still read."""
