@@ -335,3 +335,14 @@ def test_a_point_fails_where_nothing_was_made_of_it(tmp_path: Path) -> None:
         pytest.raises(WorkError, match="no point could be measured"),
     ):
         measured(server.url, tmp_path)
+
+
+@pytest.mark.parametrize("odd", ["2.0.1", ".", "9" * 400, "9" * 5000, "nan", ""])
+def test_a_garbled_number_of_a_log_costs_its_line_alone(odd: str) -> None:
+    """Of lines that two processes write at once, or that are cut: the server is measured all the same."""
+    line = "Decode batch, #running-req: 4, #token: 1, accept len: 2.00, cuda graph: True, gen throughput (token/s): 80.00, #queue-req: 0"
+    whole = decode_lines([line] * 3)
+    assert [found.step_ms for found in whole] == [100.0, 100.0]
+    for number in ("4", "2.00", "80.00"):
+        garbled = line.replace(f": {number},", f": {odd},")
+        assert decode_lines([line] * 3 + [garbled]) == whole
