@@ -455,7 +455,7 @@ def _counts(value: Any) -> list[int]:
     return value if isinstance(value, list) and all(type(n) is int and 0 <= n < 10**12 for n in value) else []
 
 
-_SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+([^\s]+)")
+_SAMPLE = re.compile(r'^([A-Za-z_:][\w:]*)(?:\{((?:[^"}]|"(?:[^"\\]|\\.)*")*)\})?\s+([^\s]+)')
 _LABEL = re.compile(r'([A-Za-z_]\w*)="((?:[^"\\]|\\.)*)"')
 _RANK_LABELS = ("tp_rank", "pp_rank", "dp_rank", "moe_ep_rank")
 
