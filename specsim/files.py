@@ -86,6 +86,15 @@ def parse_json(text: str, where: str, what: str = "JSON file") -> Any:
         raise InputError("holds a number of too many digits", where=where, mend=f"give a {what}") from None
 
 
+def read_kept(path: Path) -> dict[str, Any] | None:
+    """The JSON object that a run before left in its work folder; None where it is not there, or damaged: it is made again."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
 def read_yaml(path: Path, what: str = "YAML file") -> Any:
     """The parsed YAML, by the safe loader. Raises InputError naming the line."""
     return parse_yaml(read_text(path, what), str(path), what)

@@ -19,7 +19,7 @@ from typing import Any
 from specsim import fanout
 from specsim.asked import AModel, scenario, with_model
 from specsim.errors import InputError
-from specsim.files import no_folder, path_of, write_atomically
+from specsim.files import no_folder, path_of, read_kept, write_atomically
 from specsim.pages import Shown
 from specsim.progress import listening, report
 from specsim.provenance import sources_of
@@ -133,8 +133,8 @@ def _row(parts: Path | None, times: int, task: Task) -> dict[str, Any]:
     """The metrics, `sources` and `warnings` (but those of its run) of one simulation, or the `error` why there are none. What is kept is not done again."""
     index, options = task
     kept = None if parts is None else parts.with_name(f"{parts.name}-{index}.json")
-    if kept is not None and kept.exists():
-        return dict(json.loads(kept.read_text()))
+    if kept is not None and (before := read_kept(kept)):
+        return before
     try:
         with listening(None):  # its own progress says nothing of the whole
             found = simulate_one(times=times, **options)

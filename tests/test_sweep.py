@@ -482,6 +482,26 @@ def test_an_interrupted_sweep_goes_on(monkeypatch, tmp_path):
     assert not (tmp_path / "a.csv.parts").exists()
 
 
+@pytest.mark.parametrize("damage", ["a note cut off", "a note of nothing", "a part cut off", "a part of nothing"])
+def test_a_part_that_was_damaged_is_made_again(monkeypatch, tmp_path, damage):
+    """By a disk that was full or lost power: neither rows that are missing nor an error that no further run gets past."""
+    monkeypatch.setattr(sweep, "TASK_ROWS", 36)
+    sweep_run.run(small_spec(), out=tmp_path / "whole.csv")
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as m:
+        m.setattr(sweep_run, "join_parts", stop)
+        with pytest.raises(KeyboardInterrupt):
+            sweep_run.run(small_spec(), out=tmp_path / "a.csv")
+    parts = sorted((tmp_path / "a.csv.parts").glob("*.json" if "note" in damage else "*.csv"))
+    assert len(parts) == 4
+    parts[1].write_bytes(parts[1].read_bytes()[: 0 if "nothing" in damage else 100])
+    sweep_run.run(small_spec(), out=tmp_path / "a.csv")
+    assert (tmp_path / "a.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
+
+
 def test_parts_of_another_sweep_are_not_taken(monkeypatch, tmp_path):
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
