@@ -9,6 +9,7 @@ import math
 import os
 import subprocess
 import sys
+import threading
 import tracemalloc
 from importlib.util import find_spec
 from pathlib import Path
@@ -679,6 +680,38 @@ def test_a_cluster_without_workers_is_one_line(monkeypatch):
     monkeypatch.setattr(fanout, "_backend", lambda *_: contextlib.nullcontext())
     with pytest.raises(WorkError, match="dask://a:1: has no workers, nothing was run"):
         list(fanout.run(abs, [1], cluster="dask://a:1"))
+
+
+@pytest.mark.parametrize(
+    ("workers", "ends"),
+    [
+        ([{"a": 1}] * 40, False),
+        ([{"a": 1}, {}, {}, {"a": 1}] * 10, False),
+        ([{"a": 1}, {}], True),
+        ([OSError()], False),
+    ],
+)
+def test_a_cluster_whose_workers_all_went_away_is_not_waited_for(monkeypatch, workers, ends):
+    """20 looks in the time after which it counts as gone: workers that come back in between are waited for, and a scheduler
+    that does not answer fails by itself."""
+    closed = threading.Event()
+    seen = iter(workers)
+    last = workers[-1]
+
+    class Client:
+        def nthreads(self) -> dict[str, int]:
+            nonlocal last
+            last = next(seen, last)
+            if isinstance(last, Exception):
+                raise last
+            return last
+
+        def close(self) -> None:
+            closed.set()
+
+    monkeypatch.setattr(fanout, "ALONE_S", 0.4)
+    with fanout._attended(Client()):
+        assert closed.wait(0.7) is ends
 
 
 def test_what_is_kept_goes_with_the_whole_or_when_nothing_is(tmp_path):
