@@ -65,8 +65,16 @@ def observe(where: str | Path) -> list[Record]:
     Raises InputError, naming file and place, when nothing in it can be read; WorkError when a server does not answer.
     """
     records: list[Record] = []
-    for source in open_sources(str(where)):
-        records += _read(source)
+    problems: list[InputError] = []
+    for source in open_sources(str(where)):  # several, of a server
+        try:
+            records += _read(source)
+        except InputError as problem:
+            problems.append(problem)
+    if problems and not records:
+        raise problems[0]
+    if records:
+        records[0].caveats += map(str, problems)
     return records
 
 

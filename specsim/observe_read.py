@@ -8,6 +8,7 @@ is stored: readers pass what they keep through `specsim.redaction.scrub`.
 from __future__ import annotations
 
 import codecs
+import http.client
 import io
 import json
 import os
@@ -314,14 +315,21 @@ def _fetch(address: str) -> Source:
         request = url_request.Request(address, headers={"User-Agent": "specsim", "Accept-Encoding": "identity"})
         if key := os.environ.get(KEY_VARIABLES[0]):
             request.add_unredirected_header("Authorization", f"Bearer {key}")
-        body = bytearray()
+        body, cut = bytearray(), False
         with opener.open(request, timeout=TIMEOUT_S) as answer:
-            while block := answer.read1(BLOCK):
+            while not cut:
+                try:
+                    block = answer.read1(BLOCK)
+                except http.client.IncompleteRead as problem:  # a chunk breaks off
+                    block, cut = problem.partial, True
+                if not block:
+                    break
                 body += block
                 if len(body) > MAX_DOWNLOAD:
                     raise WorkError(f"{name}: the answer is larger than {MAX_DOWNLOAD >> 20} MiB")
                 if time.monotonic() - began > DEADLINE_S:
                     raise WorkError(f"{name}: the answer took more than {DEADLINE_S:.0f} s")
+            cut = cut or bool(answer.length)  # it announced more
     except WorkError:
         raise
     except url_error.HTTPError as problem:
@@ -335,7 +343,13 @@ def _fetch(address: str) -> Source:
     data = bytes(body)
     if not data:
         raise WorkError(f"{name}: the answer is empty")
-    return Source(name, _now(), lambda: io.BytesIO(data))
+    if data.lstrip()[:1] == b"<":
+        what = "answered with a web page; is a proxy in front, or is this another kind of server?"
+        raise WorkError(f"{name}: {what}")
+    source = Source(name, _now(), lambda: io.BytesIO(data))
+    if cut:
+        source.note(f"the answer breaks off after {len(data)} bytes; the part before is used")
+    return source
 
 
 # Flags that can change a step's time or the acceptance; nothing else of a server's configuration is stored.
