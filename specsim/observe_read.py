@@ -13,6 +13,7 @@ import io
 import json
 import os
 import re
+import ssl
 import sys
 import time
 import zlib
@@ -51,6 +52,7 @@ _SURROGATE = re.compile("[\udc80-\udcff]")
 _OTHER_MAGIC = {
     b"PK\x03\x04": "a zip archive; unpack it first",
     b"\x28\xb5\x2f\xfd": "zstd-compressed; unpack it with `zstd -d` first",
+    b"BZh": "bzip2-compressed; unpack it with `bzip2 -d` first",
     b"\xfd7zXZ": "xz-compressed; unpack it with `xz -d` first",
     b"SQLite format 3": "an SQLite database (Nsight Systems?); take a torch profile instead",
 }
@@ -336,8 +338,10 @@ def _fetch(address: str) -> Source:
         hint = f"; set {KEY_VARIABLES[0]}" if problem.code in (401, 403) else ""
         raise WorkError(f"{name}: the server answered {problem.code}{hint}") from None
     except (OSError, ValueError, url_error.URLError) as problem:
-        reason = str(getattr(problem, "reason", problem)).replace("\n", " ")
-        raise WorkError(f"{name}: no answer ({reason})") from None
+        reason = getattr(problem, "reason", problem)
+        own = isinstance(reason, ssl.SSLCertVerificationError)
+        mend = "; if the certificate is its own, set SSL_CERT_FILE to it" if own else ""
+        raise WorkError(f"{name}: no answer ({' '.join(str(reason).split())}){mend}") from None
     except Exception as problem:  # http.client's own errors: bad status lines, incomplete reads, bad ports
         raise WorkError(f"{name}: no proper answer ({type(problem).__name__})") from None
     data = bytes(body)

@@ -14,6 +14,7 @@ from specsim.errors import InputError, WorkError
 from specsim.live import Client, LogTail, PointError, ServerError, decode_lines, generate, identify
 from specsim.load import Load
 from specsim.measure import Plan, logged, measure
+from specsim.observations import observe
 from specsim.records import Point, Record
 from specsim.validation import run_url
 
@@ -256,7 +257,10 @@ def test_a_certificate_of_its_own_is_refused_with_the_mend_and_then_used(
     with FakeServer(tls=CERTIFICATE) as server:
         with pytest.raises(ServerError, match=r"CERTIFICATE_VERIFY_FAILED.*set SSL_CERT_FILE to it"):
             identify(Client(server.url))
+        with pytest.raises(WorkError, match=r"CERTIFICATE_VERIFY_FAILED.*set SSL_CERT_FILE to it"):
+            observe(server.url)
         monkeypatch.setenv("SSL_CERT_FILE", str(CERTIFICATE))
+        assert observe(server.url)
         record, failed, _ = measured(server.url, tmp_path, load=LOAD)
     assert (failed, len(record.points), len(record.loads)) == (0, 1, 1)
 
