@@ -10,6 +10,7 @@ taken, `caveats` what to distrust; those that begin with "contradiction:" show a
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -232,13 +233,24 @@ class _JsonLines:
             if not _feed(self.logs, number, line):
                 self.source.note(f"line {number}: is not whole JSON ({reason}); it and others like it were skipped")
             return True
-        found = _from_object(self.source, item, f"line {number}")
-        if not found:
-            taken = sum(_feed(self.logs, number, self.source.clean(t, number)) for t in _texts(item))
-            self.wrapped = self.wrapped or taken > 0
+        if not self._take(number, item):
             self.unknown = self.unknown or number
-        self.found += found
         return True
+
+    def _take(self, number: int, item: Any) -> bool:
+        """Whether an object, or a text in it, is of a known format."""
+        found = _from_object(self.source, item, f"line {number}")
+        self.found += found
+        inside = 0 if found else sum(self._told(number, self.source.clean(text, number)) for text in _texts(item))
+        self.wrapped = self.wrapped or inside > 0
+        return bool(found) or inside > 0
+
+    def _told(self, number: int, text: str) -> bool:
+        """Whether a text in an object is of a known format: a log's line, or JSON again, as of a server that logs so itself."""
+        if text.startswith("{"):
+            with contextlib.suppress(ValueError, RecursionError):
+                return self._take(number, json.loads(text))
+        return _feed(self.logs, number, text)
 
     def records(self) -> list[Record]:
         """What the lines gave. Of a log, lines that tell nothing are no fault."""

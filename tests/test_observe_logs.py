@@ -448,7 +448,7 @@ def wrapped_log() -> str:
     )
 
 
-@pytest.mark.parametrize("kind", ["container", "cloud", "journald", "store", "one line"])
+@pytest.mark.parametrize("kind", ["container", "cloud", "journald", "store", "one line", "twice"])
 def test_a_log_inside_json_is_read_as_the_log(tmp_path, kind):
     """Docker's and Kubernetes' JSON lines, an array of entries, journald's bytes of a coloured line, Loki's answer."""
     plain = one(tmp_path, wrapped_log())
@@ -459,6 +459,7 @@ def test_a_log_inside_json_is_read_as_the_log(tmp_path, kind):
         "journald": "\n".join(json.dumps({"_PID": "7", "MESSAGE": list(f"\x1b[0m{line}".encode())}) for line in lines),
         "store": json.dumps({"data": {"result": [{"values": [[str(i), line] for i, line in enumerate(lines)]}]}}),
         "one line": json.dumps({"text": "".join(lines)}),
+        "twice": "\n".join(json.dumps({"log": json.dumps({"level": "INFO", "message": x}) + "\n"}) for x in lines),
     }[kind]
     record = one(tmp_path, text)
     assert record.points == plain.points
@@ -557,3 +558,17 @@ def test_one_garbled_number_costs_its_line_alone(tmp_path):
     record = one(tmp_path, 3 * pair + pair.replace("length: 2.6", "length: 2.6.6") + pair)
     assert record.points[0].cycle_ms.value == pytest.approx(25.0)
     assert any("cut off or of an unknown form" in caveat for caveat in record.caveats)
+
+
+def test_a_benchmark_result_that_a_container_printed_is_read(tmp_path):
+    row = {
+        "backend": "sglang",
+        "duration": 10.0,
+        "completed": 4,
+        "output_throughput": 40.0,
+        "mean_tpot_ms": 10.0,
+        "accept_length": 2.0,
+    }
+    record = one(tmp_path, "\n".join(json.dumps({"log": x}) for x in ("starting\n", json.dumps(row) + "\n")))
+    assert (record.name, record.points[0].cycle_ms.value) == ("SGLang bench_serving, line 2", 20.0)
+    assert record.caveats == []
