@@ -24,7 +24,7 @@ from specsim.pages import Shown
 from specsim.progress import listening, report
 from specsim.provenance import sources_of
 from specsim.quantities import short
-from specsim.scenarios import contents
+from specsim.scenarios import contents, refuse_unknown
 from specsim.simulated import Load, Simulated
 from specsim.simulated import simulate as simulate_one
 from specsim.swept import products, several
@@ -108,6 +108,7 @@ def simulate(
     count = math.prod(len(lists[name]) for name in varied)
     if count > MOST:
         raise InputError(f"{count:,} simulations", where="simulate", mend=f"{MOST:,} at most: make several runs of it")
+    refuse_unknown(lists)
     cases = [dict(case) for case in products(varied, lists)]
     tasks: list[Task] = [(i, {**single, **case}) for i, case in enumerate(cases)]
     rows: list[Mapping[str, Any]] = []

@@ -800,7 +800,8 @@ def test_output_for_people(specsim, arguments, said):
         (["--accept-rate", "0.3:0.95"], "steps of 1, which miss its end; give a step: 0.3:0.95:0.1"),
         (["--cluster", "dask://here"], "give dask://HOST:PORT"),
         (["--accept-rate", "0.5", "--accept-length", "2"], "stated twice"),
-        (["--model", "Kimi-K2.5,nothing-like-it", "--tp", "3"], "heads"),
+        (["--model", "Kimi-K2.5,nothing-like-it", "--tp", "3"], "no model 'nothing-like-it'"),
+        (["--model", "Kimi-K2.5,Llama-3.1-8B", "--tp", "3"], "does not divide 64 attention heads of Kimi-K2.5"),
         (["--draft-tokens", "1"], "--draft-tokens"),
         (["--dp-attention", "many"], "--dp-attention"),
         (["--accept-length", "0.5"], "--accept-length"),
@@ -888,6 +889,30 @@ def test_what_no_scenario_can_have_is_refused_before_any_is_built(specsim, optio
     code, out, err = specsim("sweep", option, values)
     assert (code, out) == (2, "")
     assert err.splitlines() == [f"error: {option}: {mend}"]
+
+
+@pytest.mark.parametrize(
+    ("option", "values", "mend"),
+    [
+        ("--model", "Qwen3-8B,Qwen3-8x", "no model 'Qwen3-8x': no preset, folder or file"),
+        ("--hardware", "1x-h200,1x-h20", "no hardware profile '1x-h20'; did you mean '1x-h200'?"),
+        ("--method", "eagle3,eagel", "--method: unknown method 'eagel'; did you mean 'eagle'?"),
+        ("--routing", "uniform,zipf:x", "--routing: 'zipf:x' needs an exponent"),
+    ],
+)
+def test_a_name_that_nothing_has_is_refused(specsim, option, values, mend):
+    """A word that is misspelt in a list of many would else be a note below a result that lacks it."""
+    for command in ("sweep", "simulate --num-requests 2 --rate 1"):
+        code, out, err = specsim(*command.split(), option, values)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert mend in err
+
+
+def test_a_file_that_cannot_be_used_is_left_out_as_what_does_not_fit_is(specsim, tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "of another kind"}')
+    code, out, _ = specsim("sweep", "--model", f"Llama-3.1-8B,{tmp_path}", "--hardware", "1x-h200", "--json")
+    assert code == 0
+    assert any(w.startswith("left out") for w in json.loads(out)["warnings"])
 
 
 def test_a_case_that_cannot_be_is_left_out_and_said(specsim):
