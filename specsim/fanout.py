@@ -11,6 +11,7 @@ import hashlib
 import logging
 import shutil
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -162,6 +163,7 @@ def _backend(joblib: Any, cluster: str | None, jobs: int) -> Iterator[None]:
             yield
     else:
         ray = _need("ray", "ray")
+        ours = not ray.is_initialized()
         try:
             ray.init(address="auto" if cluster == "ray" else cluster, ignore_reinit_error=True, log_to_driver=False)
         except (ConnectionError, RuntimeError, ValueError) as error:
@@ -169,8 +171,12 @@ def _backend(joblib: Any, cluster: str | None, jobs: int) -> Iterator[None]:
         from importlib import import_module
 
         import_module("ray.util.joblib").register_ray()
-        with joblib.parallel_config(backend="ray", n_jobs=-1):
-            yield
+        try:  # Ray prints what it tells of lost workers, where a document may be printed: not there, and not after it
+            with contextlib.redirect_stdout(sys.stderr), joblib.parallel_config(backend="ray", n_jobs=-1):
+                yield
+        finally:
+            if ours:
+                ray.shutdown()
 
 
 @contextlib.contextmanager

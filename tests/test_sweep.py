@@ -13,6 +13,7 @@ import threading
 import tracemalloc
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -712,6 +713,23 @@ def test_a_cluster_whose_workers_all_went_away_is_not_waited_for(monkeypatch, wo
     monkeypatch.setattr(fanout, "ALONE_S", 0.4)
     with fanout._attended(Client()):
         assert closed.wait(0.7) is ends
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_what_ray_tells_of_lost_workers_stands_beside_no_document(monkeypatch, capsys, before):
+    """Ray prints it on the standard output of who is connected, whatever it is told of logs; a connection of ours ends with the
+    work, one that was there before stays."""
+    told: list[str] = []
+    ray = SimpleNamespace(
+        is_initialized=lambda: before, init=lambda **_: told.append("init"), shutdown=lambda: told.append("shutdown")
+    )
+    joblib = SimpleNamespace(parallel_config=lambda **_: contextlib.nullcontext())
+    monkeypatch.setattr(fanout, "_need", lambda *_: ray)
+    monkeypatch.setitem(sys.modules, "ray.util.joblib", SimpleNamespace(register_ray=lambda: None))
+    with fanout._backend(joblib, "ray", 1):
+        print("(raylet) A worker died")
+    assert capsys.readouterr() == ("", "(raylet) A worker died\n")
+    assert told == (["init"] if before else ["init", "shutdown"])
 
 
 def test_what_is_kept_goes_with_the_whole_or_when_nothing_is(tmp_path):
