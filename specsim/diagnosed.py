@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import combinations
 from typing import Any
 
 from specsim.asked import NAMES, beside, check_fields, check_numbers, overruled, scenario_of
@@ -116,7 +117,28 @@ def _inputs(
         kept = [o for o in kept if o.probe.kind not in ("verify", "cycle", "component")]
     if not records and not observations:
         raise InputError("nothing was observed", where="diagnose", mend="give --decode-ms and --verify-ms, or a log; see --help")  # fmt: skip
-    return scenario, observations + kept, list(evidence.facts), warnings
+    return scenario, observations + kept, list(evidence.facts), warnings + _contradicting(observations)
+
+
+def _contradicting(given: Sequence[Observation]) -> list[str]:
+    """What is to be said of step times of one server that cannot both be, by more than their noise explains."""
+    found = []
+    for a, b in combinations((o for o in given if o.probe.kind in ("decode", "verify", "cycle")), 2):
+        far = 1 + 3 * (a.probe.noise + b.probe.noise)
+        if (a.probe.kind, a.probe.batch) == (b.probe.kind, b.probe.batch) and not 1 / far <= a.value / b.value <= far:
+            found.append(
+                f"a {a.probe.kind} at batch {a.probe.batch} is given as {a.value:g} and as {b.value:g} ms:"
+                " one of them is of another server, or of another moment"
+            )
+        if (
+            (a.probe.kind, b.probe.kind) == ("verify", "cycle")
+            and a.probe.batch == b.probe.batch
+            and a.value > far * b.value
+        ):
+            found.append(
+                f"a verify of {a.value:g} ms is longer than the cycle of {b.value:g} ms that holds it: are both of one server?"
+            )
+    return found
 
 
 def _scenario(evidence: Evidence, options: dict[str, Any], files: bool) -> tuple[Scenario | None, list[str]]:

@@ -11,6 +11,9 @@ import hashlib
 import logging
 import shutil
 import socket
+import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -22,6 +25,7 @@ from specsim.files import write_atomically
 T = TypeVar("T")
 R = TypeVar("R")
 TRIES = 3
+ALONE_S = 120.0  # without any worker, after which a cluster counts as gone
 WAVE = 8  # tasks a worker gets at a time: bounds what is in flight
 
 
@@ -104,14 +108,16 @@ def kept(out: Path | None, mark: Callable[[], str]) -> Iterator[Path | None]:
 
 
 def _wave(joblib: Any, function: Callable[[T], R], tasks: Sequence[T], cluster: str | None) -> list[R | Exception]:
+    first: Exception | None = None
     for left in reversed(range(TRIES)):
         try:
             found: list[R | Exception] = joblib.Parallel()(joblib.delayed(_tried)(function, task) for task in tasks)
             return found
         except Exception as error:  # a worker died, or the cluster went away: not the task's own failure
+            first = first or error  # later ones may only say that it is still away
             if not left:
-                lines = str(error).splitlines()
-                said = f"{type(error).__name__}{f': {lines[0]}' if lines else ''}"
+                lines = str(first).splitlines()
+                said = f"{type(first).__name__}{f': {lines[0]}' if lines else ''}"
                 what = f"{cluster}: the cluster, or a worker of it, went away" if cluster else "a worker process died"
                 raise WorkError(f"{what} ({said}); run again: with --out it goes on where it was") from error
     raise AssertionError
@@ -153,10 +159,11 @@ def _backend(joblib: Any, cluster: str | None, jobs: int) -> Iterator[None]:
         except (OSError, OverflowError) as error:
             raise WorkError(f"{cluster}: no Dask scheduler answers ({type(error).__name__}); nothing was run") from None
         logging.getLogger("distributed.client").setLevel(logging.CRITICAL)  # that it goes away is told in our own line
-        with client, joblib.parallel_config(backend="dask", client=client, n_jobs=-1):
+        with client, _attended(client), joblib.parallel_config(backend="dask", client=client, n_jobs=-1):
             yield
     else:
         ray = _need("ray", "ray")
+        ours = not ray.is_initialized()
         try:
             ray.init(address="auto" if cluster == "ray" else cluster, ignore_reinit_error=True, log_to_driver=False)
         except (ConnectionError, RuntimeError, ValueError) as error:
@@ -164,8 +171,39 @@ def _backend(joblib: Any, cluster: str | None, jobs: int) -> Iterator[None]:
         from importlib import import_module
 
         import_module("ray.util.joblib").register_ray()
-        with joblib.parallel_config(backend="ray", n_jobs=-1):
-            yield
+        try:  # Ray prints what it tells of lost workers, where a document may be printed: not there, and not after it
+            with contextlib.redirect_stdout(sys.stderr), joblib.parallel_config(backend="ray", n_jobs=-1):
+                yield
+        finally:
+            if ours:
+                ray.shutdown()
+
+
+@contextlib.contextmanager
+def _attended(client: Any) -> Iterator[None]:
+    """Ends what waits for a Dask cluster whose scheduler is there and whose workers all went away: it would wait for ever."""
+    over = threading.Event()
+
+    def watch() -> None:
+        since = time.monotonic()
+        while not over.wait(ALONE_S / 20):
+            try:
+                alone = not client.nthreads()
+            except Exception:  # the scheduler is busy, or went away, which what waits for it tells
+                alone = False
+            if not alone:
+                since = time.monotonic()
+            elif time.monotonic() - since > ALONE_S:
+                client.close()
+                return
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
 
 
 def _need(package: str, extra: str) -> Any:

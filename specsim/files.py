@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from specsim.errors import InputError, WorkError
 MAX_BYTES = 64 * 2**20  # configs and profiles are small; a larger file is a mistake
 MAX_VALUES = 4_000_000  # in a YAML file, keys and aliases counted
 MAX_DIGITS = 400  # of a number in a YAML file
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def read_text(path: Path, what: str, limit: int = MAX_BYTES) -> str:
@@ -71,7 +73,10 @@ def parse_json(text: str, where: str, what: str = "JSON file") -> Any:
     if not text.strip():  # what a command that failed has printed
         raise InputError("is empty", where=where, mend=f"give a {what}")
     try:
-        return json.loads(text)
+        found = json.loads(text)
+        if _HALF.search(text):  # half of a pair of surrogates by itself is a character that nothing can write
+            found = json.loads(json.dumps(found, ensure_ascii=False).encode("utf-8", "replace"))
+        return found
     except json.JSONDecodeError as error:
         place = f"{where}, line {error.lineno}, column {error.colno}"
         raise InputError(f"is not JSON: {error.msg}", where=place, mend="correct that line") from None
@@ -79,6 +84,15 @@ def parse_json(text: str, where: str, what: str = "JSON file") -> Any:
         raise InputError("is nested too deeply", where=where, mend=f"give a {what}") from None
     except ValueError:  # Python refuses to read whole numbers of thousands of digits
         raise InputError("holds a number of too many digits", where=where, mend=f"give a {what}") from None
+
+
+def read_kept(path: Path) -> dict[str, Any] | None:
+    """The JSON object that a run before left in its work folder; None where it is not there, or damaged: it is made again."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def read_yaml(path: Path, what: str = "YAML file") -> Any:

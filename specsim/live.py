@@ -455,7 +455,7 @@ def _counts(value: Any) -> list[int]:
     return value if isinstance(value, list) and all(type(n) is int and 0 <= n < 10**12 for n in value) else []
 
 
-_SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+([^\s]+)")
+_SAMPLE = re.compile(r'^([A-Za-z_:][\w:]*)(?:\{((?:[^"}]|"(?:[^"\\]|\\.)*")*)\})?\s+([^\s]+)')
 _LABEL = re.compile(r'([A-Za-z_]\w*)="((?:[^"\\]|\\.)*)"')
 _RANK_LABELS = ("tp_rank", "pp_rank", "dp_rank", "moe_ep_rank")
 
@@ -519,8 +519,8 @@ class DecodeLine:
 
 
 _DECODE = re.compile(
-    r"Decode batch.*?#running-req: (\d+),(?:.*?accept len: ([\d.]+),)?.*? graph: (True|False),"
-    r".*?gen throughput \(token/s\): ([\d.]+)"
+    r"Decode batch.*?#running-req: (\d{1,9}),(?:.*?accept len: (\d{1,9}(?:\.\d+)?),)?.*? graph: (True|False),"
+    r".*?gen throughput \(token/s\): (\d{1,12}(?:\.\d+)?)(?![\w.])"
 )
 _RANK = re.compile(r"\bDP\d+")
 
@@ -533,7 +533,7 @@ def decode_lines(lines: Iterator[str] | list[str]) -> list[DecodeLine]:
         if "Prefill batch" in line:
             before.clear()
         match = _DECODE.search(line)
-        if match is None:
+        if match is None or (match[2] is None and "accept len" in line):
             continue
         running, throughput = int(match[1]), float(match[4])
         rank = at[0] if (at := _RANK.search(line, 0, match.start())) else ""

@@ -10,9 +10,10 @@ taken, `caveats` what to distrust; those that begin with "contradiction:" show a
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from specsim.observe_metrics import Metrics
 from specsim.observe_read import Collector, Source, open_sources
 from specsim.observe_serving import ConsoleBench
 from specsim.observe_sglang import SglangLog
-from specsim.observe_trace import KernelClass, classify, kernels_table, looks_like_trace, read_trace
+from specsim.observe_trace import KernelClass, classify, holds_trace, kernels_table, looks_like_trace, read_trace
 from specsim.observe_vllm import VllmLog
 from specsim.records import Record
 from specsim.redaction import scrub
@@ -65,8 +66,16 @@ def observe(where: str | Path) -> list[Record]:
     Raises InputError, naming file and place, when nothing in it can be read; WorkError when a server does not answer.
     """
     records: list[Record] = []
-    for source in open_sources(str(where)):
-        records += _read(source)
+    problems: list[InputError] = []
+    for source in open_sources(str(where)):  # several, of a server
+        try:
+            records += _read(source)
+        except InputError as problem:
+            problems.append(problem)
+    if problems and not records:
+        raise problems[0]
+    if records:
+        records[0].caveats += map(str, problems)
     return records
 
 
@@ -79,7 +88,7 @@ def contradictions(records: Sequence[Record]) -> list[str]:
 def _read(source: Source) -> list[Record]:
     head = source.head()
     start = next(source.texts(), "")[: len(head)].lstrip("\ufeff \t\r\n\0")
-    if looks_like_trace(start):
+    if looks_like_trace(start) or holds_trace(source):
         records = read_trace(source)
     elif start.startswith("{") or re.match(r'\[\s*[{\["]', start):
         records = _read_json(source, start)
@@ -103,7 +112,8 @@ def _read_json(source: Source, start: str) -> list[Record]:
         return _read_lines(source)
     text = source.text()
     try:
-        return _from_document(source, json.loads(text), "")
+        document = json.loads(text)
+        return _from_document(source, document, "") or _read_texts(source, enumerate(_texts(document), 1))
     except RecursionError:
         raise InputError("is nested too deeply", where=source.name) from None
     except ValueError as problem:
@@ -188,17 +198,30 @@ def _from_object(source: Source, item: Any, place: str) -> list[Record]:
     return read_object(source, item, place)
 
 
-class _JsonLines:
-    """Lines that are JSON objects: benchmark results, appended one a run."""
+def _texts(value: Any, depth: int = 10) -> Iterator[str]:
+    """The lines of text in a JSON value: a log that a container's runtime, journald or a log store keeps holds them so."""
+    if isinstance(value, str):
+        yield from value.splitlines()
+    elif isinstance(value, list) and len(value) > 8 and all(type(item) is int and 0 <= item < 256 for item in value):
+        yield bytes(value).decode("utf-8", "replace")  # journald, of a line with colours
+    elif isinstance(value, (dict, list)) and depth:
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _texts(item, depth - 1)
 
-    def __init__(self, source: Source) -> None:
-        self.source = source
+
+class _JsonLines:
+    """Lines that are JSON objects: benchmark results, appended one a run, or a log's lines with what a runtime adds."""
+
+    def __init__(self, source: Source, logs: Sequence[Collector]) -> None:
+        self.source, self.logs = source, logs
         self.found: list[Record] = []
+        self.unknown = 0  # number of the first line of no known format
+        self.wrapped = False  # whether objects hold a log's lines
 
     def feed(self, number: int, line: str) -> bool:
-        """Take a line that begins with a brace."""
+        """Take a line that begins with a brace; the texts in an object of no known format go to the logs' collectors."""
         text = line.strip()
-        if not text.startswith('{"'):
+        if not text.startswith(('{"', '{ "')):
             return False
         if len(self.found) >= MAX_ROWS:
             self.source.note(f"line {number}: more than {MAX_ROWS} results; the rest was skipped")
@@ -207,16 +230,34 @@ class _JsonLines:
             item = json.loads(text)
         except (ValueError, RecursionError) as problem:
             reason = getattr(problem, "msg", type(problem).__name__)
-            self.source.note(f"line {number}: is not whole JSON ({reason}); it and others like it were skipped")
+            if not _feed(self.logs, number, line):
+                self.source.note(f"line {number}: is not whole JSON ({reason}); it and others like it were skipped")
             return True
-        found = _from_object(self.source, item, f"line {number}")
-        if not found:
-            self.source.note(f"line {number}: a JSON object of no known format; it and others like it were skipped")
-        self.found += found
+        if not self._take(number, item):
+            self.unknown = self.unknown or number
         return True
 
+    def _take(self, number: int, item: Any) -> bool:
+        """Whether an object, or a text in it, is of a known format."""
+        found = _from_object(self.source, item, f"line {number}")
+        self.found += found
+        inside = 0 if found else sum(self._told(number, self.source.clean(text, number)) for text in _texts(item))
+        self.wrapped = self.wrapped or inside > 0
+        return bool(found) or inside > 0
+
+    def _told(self, number: int, text: str) -> bool:
+        """Whether a text in an object is of a known format: a log's line, or JSON again, as of a server that logs so itself."""
+        if text.startswith("{"):
+            with contextlib.suppress(ValueError, RecursionError):
+                return self._take(number, json.loads(text))
+        return _feed(self.logs, number, text)
+
     def records(self) -> list[Record]:
-        """What the lines gave."""
+        """What the lines gave. Of a log, lines that tell nothing are no fault."""
+        if self.unknown and not self.wrapped:
+            self.source.note(
+                f"line {self.unknown}: a JSON object of no known format; it and others like it were skipped"
+            )
         return self.found
 
 
@@ -278,20 +319,26 @@ def _shorten(line: str) -> str:
     return line[: SETTINGS_LIMIT if settings else MATCH_LIMIT]
 
 
+def _feed(collectors: Sequence[Collector], number: int, line: str) -> bool:
+    """Give a line to the collectors until one takes it; whether one did."""
+    short = line if len(line) <= MATCH_LIMIT or line.startswith("{") else _shorten(line)
+    return any(collector.feed(number, short) for collector in collectors)
+
+
 def _read_lines(source: Source) -> list[Record]:
-    """Feed each line to the collectors until one takes it."""
-    collectors: list[Collector] = [
+    return _read_texts(source, source.lines())
+
+
+def _read_texts(source: Source, lines: Iterable[tuple[int, str]]) -> list[Record]:
+    """Records of (line number, text): each text goes to whoever knows it."""
+    logs: list[Collector] = [
         SglangLog(source),
-        _JsonLines(source),
         ConsoleBench(source),
         VllmLog(source),
         Metrics(source),
         LlamaLog(source),
-        _Tools(source),
     ]
-    for number, line in source.lines():
-        short = line if len(line) <= MATCH_LIMIT or line.startswith("{") else _shorten(line)
-        for collector in collectors:
-            if collector.feed(number, short):
-                break
+    collectors = [_JsonLines(source, logs), *logs, _Tools(source)]
+    for number, line in lines:
+        _feed(collectors, number, line)
     return [record for collector in collectors for record in collector.records()]

@@ -26,18 +26,19 @@ from specsim.records import EngineRun, Point, Quantity, Record
 from specsim.redaction import scrub
 
 CONTRADICTION = "contradiction: "
+ABSURD = 1e30  # above any count, time or rate in any unit
 Engine = Literal["sglang", "vllm", "other"]
 
 
 def number(value: Any) -> float | None:
-    """The value as a finite float; None for text, booleans, NaN and infinity."""
+    """The value as a finite float; None for text, booleans, NaN, infinity, and what is so large that a product is infinite."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:
         out = float(value)
     except OverflowError:
         return None
-    return out if math.isfinite(out) else None
+    return out if abs(out) < ABSURD else None
 
 
 def positive(value: Any) -> float | None:
@@ -73,6 +74,16 @@ def literal(text: str) -> Any:
         return ast.literal_eval(text.strip())
     except (ValueError, SyntaxError, RecursionError, MemoryError):
         return text.strip()
+
+
+_KEYWORD = re.compile(
+    r"(\w{1,80})=('(?:[^'\\]|\\.){0,2000}'|\"(?:[^\"\\]|\\.){0,2000}\"|\[[^\]]{0,4000}\]|\{[^{}]{0,4000}\}|[^,()\[\]{}]{1,400})"
+)
+
+
+def keywords(text: str) -> dict[str, Any]:
+    """The settings in what Python shows of an object: `tp_size=8, model='x', ...`, as far as they are whole."""
+    return {name: literal(value) for name, value in _KEYWORD.findall(text)}
 
 
 def measured(value: float | None, how: str, n: int | None = None) -> Quantity | None:

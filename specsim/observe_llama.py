@@ -12,18 +12,18 @@ from specsim.observe_checks import CONTRADICTION, check_length, conditional, mak
 from specsim.observe_read import Source
 from specsim.records import EngineRun, Point, Quantity, Record
 
-_EVAL = re.compile(r"(?<!prompt )\beval time = *(\d+\.?\d*) ms / *(\d+) tokens")
-_DRAFTED = re.compile(r"draft acceptance(?: rate)? = *(\d+\.?\d*) \( *(\d+) accepted / *(\d+) generated\)")
-_LENGTH = re.compile(r"mean acceptance length = *(\d+\.?\d*)")
+_EVAL = re.compile(r"(?<!prompt )\beval time = *(\d{1,12}(?:\.\d*)?) ms / *(\d+) tokens")
+_DRAFTED = re.compile(r"draft acceptance(?: rate)? = *(\d{1,12}(?:\.\d*)?) \( *(\d+) accepted / *(\d+) generated\)")
+_LENGTH = re.compile(r"mean acceptance length = *(\d{1,12}(?:\.\d*)?)")
 _PER_POSITION = re.compile(r"(?:acceptance rate per position|#acc rate/pos) = \(([\d., ]+)\)")
 _STATISTICS = re.compile(r"#gen drafts = *(\d+).*?#gen tokens = *(\d+), *#acc tokens = *(\d+)")
-_DURATION = re.compile(r"#calls\(b,g,a\) = *\d+ +(\d+) +\d+.*dur\(b,g,a\) = *[\d.]+, *(\d+\.?\d*), *[\d.]+ ms")
+_DURATION = re.compile(r"#calls\(b,g,a\) = *\d+ +(\d+) +\d+.*dur\(b,g,a\) = *[\d.]+, *(\d{1,12}(?:\.\d*)?), *[\d.]+ ms")
 _ROW = re.compile(
-    r"^\|[^|]*\|[^|]*\|[^|]*\| *(\d+) *\|[^|]*\| *(\d+\.?\d*) *\| *(\d+\.?\d*) *\| *(\d+) *\| *(\d+)/(\d+) *\|"
-    r" *(\d+\.?\d*)% *\| *(\d+\.?\d*) *\|([\d.% ]*)"
+    r"^\|[^|]*\|[^|]*\|[^|]*\| *(\d+) *\|[^|]*\| *(\d{1,12}(?:\.\d*)?) *\| *(\d{1,12}(?:\.\d*)?) *\| *(\d+) *\| *(\d+)/(\d+) *\|"
+    r" *(\d{1,12}(?:\.\d*)?)% *\| *(\d{1,12}(?:\.\d*)?) *\|([\d.% ]*)"
 )
 _COUNT = re.compile(r"^(n_draft|n_predict|n_drafted|n_accept) *= *(\d+)\b")
-_DECODED = re.compile(r"^decoded +(\d+) tokens in +(\d+\.?\d*) seconds")
+_DECODED = re.compile(r"^decoded +(\d+) tokens in +(\d{1,12}(?:\.\d*)?) seconds")
 
 
 class LlamaLog:

@@ -12,11 +12,14 @@ from collections import defaultdict
 from typing import Any
 
 from specsim.observe_checks import CONTRADICTION, check_length, check_rate, make_record, read_positions, read_rates
+from specsim.observe_checks import number as finite
 from specsim.observe_read import Source
 from specsim.records import EngineRun, Point, Quantity, Record
 from specsim.redaction import scrub
 
-_SAMPLE = re.compile(r"^(sglang|vllm|llamacpp)[:_]([a-zA-Z0-9_:]+)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?\s*$")
+_SAMPLE = re.compile(
+    r'^(sglang|vllm|llamacpp)[:_]([a-zA-Z0-9_:]+)(?:\{((?:[^"}]|"(?:[^"\\]|\\.)*")*)\})?\s+(\S+)(?:\s+-?[\d.]+)?(?:\s+# \{.*)?\s*$'
+)  # name, labels, value; a time stamp and an exemplar may follow
 _LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
 MAX_SAMPLES = 300_000
 
@@ -28,7 +31,9 @@ class Metrics:
 
     def __init__(self, source: Source) -> None:
         self.source = source
-        self.engines: dict[str, dict[str, Samples]] = defaultdict(lambda: defaultdict(list))
+        self.engines: dict[str, dict[str, dict[str, tuple[dict[str, str], float]]]] = defaultdict(
+            lambda: defaultdict(dict)
+        )  # by engine, name and labels as written
         self.count = 0
 
     def feed(self, number: int, line: str) -> bool:
@@ -44,24 +49,32 @@ class Metrics:
                 return True
             return False
         engine, name, labels, text = match.groups()
+        if name.endswith(("_created", "_bucket")):
+            return True
         try:
-            value = float(text)
+            value = finite(float(text))
         except ValueError:
             self.source.note(f"line {number}: {text[:40]!r} is not a number; skipped, as others like it")
             return True
-        if name.endswith(("_created", "_bucket")) or value - value != 0.0:
+        if value is None:
             return True
         self.count += 1
         if self.count > MAX_SAMPLES:
             self.source.note(f"line {number}: more than {MAX_SAMPLES} samples; the rest was skipped")
             return True
-        self.engines[engine][name].append((dict(_LABEL.findall(labels or "")), value))
+        samples, key = self.engines[engine][name], labels or ""
+        if key in samples:
+            self.source.note(f"line {number}: a further scrape begins; of several the last counts")
+        samples[key] = (dict(_LABEL.findall(key)), value)
         return True
 
     def records(self) -> list[Record]:
         """One record an engine."""
         readers = {"sglang": _sglang, "vllm": _vllm, "llamacpp": _llamacpp}
-        return [readers[engine](self.source, samples) for engine, samples in sorted(self.engines.items())]
+        return [
+            readers[engine](self.source, {name: list(samples.values()) for name, samples in found.items()})
+            for engine, found in sorted(self.engines.items())
+        ]
 
 
 def _per_group(samples: Samples) -> list[float]:

@@ -8,10 +8,12 @@ is stored: readers pass what they keep through `specsim.redaction.scrub`.
 from __future__ import annotations
 
 import codecs
+import http.client
 import io
 import json
 import os
 import re
+import ssl
 import sys
 import time
 import zlib
@@ -41,12 +43,18 @@ TIMEOUT_S = 10.0
 DEADLINE_S = 60.0
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+# What Docker, Kubernetes, journald and CI services write before each line.
+_RUNTIME = re.compile(
+    r"(?:[\w.-]+ +\| |\[pod/\S+\] |\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:\d\d) (?:std(?:out|err) [FP] )?"
+    r"|[A-Z][a-z]{2} [ \d]\d [\d:]{8} \S+ [\w.@-]+(?:\[\d+\])?: ){1,2}"
+)
 _SURROGATE = re.compile("[\udc80-\udcff]")
 _OTHER_MAGIC = {
     b"PK\x03\x04": "a zip archive; unpack it first",
     b"\x28\xb5\x2f\xfd": "zstd-compressed; unpack it with `zstd -d` first",
+    b"BZh": "bzip2-compressed; unpack it with `bzip2 -d` first",
     b"\xfd7zXZ": "xz-compressed; unpack it with `xz -d` first",
-    b"SQLite format 3": "an SQLite database (Nsight Systems?); export it as text or take a torch profile",
+    b"SQLite format 3": "an SQLite database (Nsight Systems?); take a torch profile instead",
 }
 
 
@@ -140,8 +148,11 @@ class Source:
 
     def _parts(self, piece: str, number: int) -> Iterator[tuple[int, str]]:
         for part in piece.split("\r"):
-            if part.strip():
-                yield number, self.clean(part, number)
+            line = self.clean(part, number)
+            before = _RUNTIME.match(line)
+            line = line[before.end() :] if before else line
+            if line.strip():
+                yield number, line
 
     def text(self) -> str:
         """All of it as one clean text. Raises InputError above 256 MiB."""
@@ -306,28 +317,43 @@ def _fetch(address: str) -> Source:
         request = url_request.Request(address, headers={"User-Agent": "specsim", "Accept-Encoding": "identity"})
         if key := os.environ.get(KEY_VARIABLES[0]):
             request.add_unredirected_header("Authorization", f"Bearer {key}")
-        body = bytearray()
+        body, cut = bytearray(), False
         with opener.open(request, timeout=TIMEOUT_S) as answer:
-            while block := answer.read1(BLOCK):
+            while not cut:
+                try:
+                    block = answer.read1(BLOCK)
+                except http.client.IncompleteRead as problem:  # a chunk breaks off
+                    block, cut = problem.partial, True
+                if not block:
+                    break
                 body += block
                 if len(body) > MAX_DOWNLOAD:
                     raise WorkError(f"{name}: the answer is larger than {MAX_DOWNLOAD >> 20} MiB")
                 if time.monotonic() - began > DEADLINE_S:
                     raise WorkError(f"{name}: the answer took more than {DEADLINE_S:.0f} s")
+            cut = cut or bool(answer.length)  # it announced more
     except WorkError:
         raise
     except url_error.HTTPError as problem:
         hint = f"; set {KEY_VARIABLES[0]}" if problem.code in (401, 403) else ""
         raise WorkError(f"{name}: the server answered {problem.code}{hint}") from None
     except (OSError, ValueError, url_error.URLError) as problem:
-        reason = str(getattr(problem, "reason", problem)).replace("\n", " ")
-        raise WorkError(f"{name}: no answer ({reason})") from None
+        reason = getattr(problem, "reason", problem)
+        own = isinstance(reason, ssl.SSLCertVerificationError)
+        mend = "; if the certificate is its own, set SSL_CERT_FILE to it" if own else ""
+        raise WorkError(f"{name}: no answer ({' '.join(str(reason).split())}){mend}") from None
     except Exception as problem:  # http.client's own errors: bad status lines, incomplete reads, bad ports
         raise WorkError(f"{name}: no proper answer ({type(problem).__name__})") from None
     data = bytes(body)
     if not data:
         raise WorkError(f"{name}: the answer is empty")
-    return Source(name, _now(), lambda: io.BytesIO(data))
+    if data.lstrip()[:1] == b"<":
+        what = "answered with a web page; is a proxy in front, or is this another kind of server?"
+        raise WorkError(f"{name}: {what}")
+    source = Source(name, _now(), lambda: io.BytesIO(data))
+    if cut:
+        source.note(f"the answer breaks off after {len(data)} bytes; the part before is used")
+    return source
 
 
 # Flags that can change a step's time or the acceptance; nothing else of a server's configuration is stored.

@@ -7,7 +7,6 @@ the line before it has the same batch and no prefill lies between: the first lin
 
 from __future__ import annotations
 
-import ast
 import re
 from array import array
 from collections import defaultdict
@@ -19,7 +18,7 @@ from typing import Any
 from specsim.observe_checks import (
     CONTRADICTION,
     check_length,
-    literal,
+    keywords,
     make_record,
     measured,
     parse_number,
@@ -40,10 +39,7 @@ LEAST_TOKENS_PER_S = 1.0  # of one sequence; an interval below it held idle time
 OUTLIER = 3.0  # times the median cycle of its batch: an interval that held something else than decoding
 
 _FIELD = re.compile(r"(#?[A-Za-z][A-Za-z0-9 #/()_-]{0,40}?): *(True|False|[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?![\w.]))")
-_STAMP = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)((?: [A-Z]+\d+)*)\]")
-_SETTING = re.compile(
-    r"(\w{1,80})=('(?:[^'\\]|\\.){0,2000}'|\"(?:[^\"\\]|\\.){0,2000}\"|\[[^\]]{0,4000}\]|\{[^{}]{0,4000}\}|[^,()\[\]{}]{1,400})"
-)
+_STAMP = re.compile(r"\[(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)[^\s\]]*((?: [A-Z_]+\d+)*)\]")
 _BATCHES = re.compile(r"Capture (?:target verify |draft )?cuda graph.{0,40}?bs (\[[\d, ]+\])", re.IGNORECASE)
 
 
@@ -75,7 +71,7 @@ class _Group:
 class _Rank:
     """What the last decode line of a data-parallel rank said."""
 
-    tensor: str  # its tensor-parallel rank that is listened to
+    member: tuple[str, ...]  # tags above 0 (pipeline stage, tensor, expert) of its rank that is listened to
     batch: int = -1
     prefills: int = -1
     stamp: datetime | None = None
@@ -125,7 +121,7 @@ class SglangLog:
                 run = _SglangRun()
                 self.runs.append(run)
             body = line.split("ServerArgs(", 1)[1]
-            run.settings = {k: literal(v) for k, v in _SETTING.findall(body)}
+            run.settings = keywords(body)
             return True
         if "sglang.launch_server" in line and " --" in line:
             words = scrub(line.split("sglang.launch_server", 1)[1].split())
@@ -143,11 +139,12 @@ class SglangLog:
 
     def _startup(self, run: _SglangRun, line: str) -> bool:
         if "uda graph" in line and (match := _BATCHES.search(line)):
-            run.environment.setdefault("cuda_graph_batch_sizes", ast.literal_eval(match.group(1)))
+            sizes = [int(size) for size in re.findall(r"\d{1,9}", match.group(1))]
+            run.environment.setdefault("cuda_graph_batch_sizes", sizes)
             return True
-        if "max_running_requests=" in line and (match := re.search(r"max_running_requests=(\d+)", line)):
+        if "max_running_requests=" in line and (match := re.search(r"max_running_requests=(\d{1,12})\b", line)):
             run.environment["max_running_requests"] = int(match.group(1))
-            if tokens := re.search(r"max_total_num_tokens=(\d+)", line):
+            if tokens := re.search(r"max_total_num_tokens=(\d{1,12})\b", line):
                 run.environment["max_total_num_tokens"] = int(tokens.group(1))
             return True
         if "default MoE kernel config" in line:
@@ -168,10 +165,10 @@ class SglangLog:
             return True
         stamp = _STAMP.search(head)
         tags = stamp.group(2).split() if stamp else []
-        key = " ".join(t for t in tags if not t.startswith(("TP", "EP")))
-        tensor = next((t for t in tags if t.startswith("TP")), "TP0")
-        rank = run.ranks.setdefault(key, _Rank(tensor))
-        if rank.tensor != tensor:  # another tensor-parallel rank saying the same
+        key = next((t for t in tags if t.startswith("DP")), "")
+        member = tuple(t for t in tags if t != key and t.rstrip("0123456789") + "0" != t)
+        rank = run.ranks.setdefault(key, _Rank(member))
+        if rank.member != member:  # another rank that works on the same requests
             run.duplicates += 1
             return True
         when = _when(stamp.group(1)) if stamp else None
@@ -224,12 +221,20 @@ class SglangLog:
             d = d or meaning.draft_tokens
             method.append("cycle = batch x accept length / gen throughput, steady intervals only")
             method.append("the graph flag of a line with an accept length is that of the verify pass")
-        if any(not drafted for _, _, drafted in run.groups):
+        silent = bool(run.settings.get("speculative_algorithm")) and not speculates
+        if silent and run.groups:
+            caveats.append(
+                "the server speculates, but its decode lines have no accept length: throughput is known, not the accept"
+                " length or the time of a step"
+            )
+        elif any(not drafted for _, _, drafted in run.groups):
             method.append("lines without an accept length are plain decoding: decode step = batch / gen throughput")
         points = []
         for (batch, graph, drafted), group in sorted(run.groups.items(), key=lambda kv: (kv[0][0], str(kv[0][1:]))):
             group.clean()
             point, found = _sglang_point(batch, graph, group, drafted, d)
+            if silent:
+                point = point.model_copy(update={"tokens_per_cycle": None, "decode_ms": None})
             points.append(point)
             caveats += found
         if run.prefills:
@@ -253,7 +258,7 @@ class SglangLog:
             run.environment["dp_ranks"] = len(run.ranks)
         if run.duplicates:
             method.append(
-                f"{counted(run.duplicates, 'line')} of further tensor-parallel ranks that say the same left out"
+                f"{counted(run.duplicates, 'line')} of further ranks of the same requests, that say the same, left out"
             )
         caveats += self._clock(run, flags) + _admission(run) + _graphs(run)
         if shape := run.environment.get("untuned_experts"):

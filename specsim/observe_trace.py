@@ -112,6 +112,18 @@ def looks_like_trace(head: str) -> bool:
     return '"traceEvents"' in head or bool(re.match(r'\s*\[\s*\{[^{}]*"ph"\s*:\s*"', head))
 
 
+def holds_trace(source: Source) -> bool:
+    """Whether a document is a Chrome trace: before its events may come megabytes, such as the groups of many ranks."""
+    read = ""
+    for text in source.texts():
+        read += text
+        if looks_like_trace(read):
+            return True
+        if len(read) > MAX_PREAMBLE or not read.lstrip("\ufeff \t\r\n\0").startswith("{"):
+            return False
+    return False
+
+
 @dataclass
 class _Reader:
     """Streams the events of a trace; `preamble` is what came before them."""
@@ -270,7 +282,7 @@ class KernelClass:
     phase: str
     count: int
     seconds: float
-    in_graph: int
+    in_graph: int | None  # None where the trace does not tell what launched them
     steps: int
     top: str  # the name that takes most of the time
 
@@ -289,6 +301,7 @@ class _Analysis:
     name: Ints
     launch: Ints
     in_graph: NDArray[np.bool_]
+    told: NDArray[np.bool_]  # whether the trace says what launched the kernel: else `in_graph` means nothing
     step: Ints  # index of the step of each kernel, -1 for none
     steps: list[tuple[float, float, str, int]]
     device: int
@@ -323,6 +336,7 @@ def _analyse(columns: _Columns) -> _Analysis:
     launch = np.asarray(columns.launch, dtype=np.int64)[order]
     ids = np.asarray(columns.launch_id, dtype=np.int64)
     in_graph = np.asarray(columns.node, dtype=np.int8)[order] > 0
+    told = in_graph.copy()
     by_id = np.argsort(ids, kind="stable")
     ids = ids[by_id]
     if len(ids):
@@ -330,6 +344,7 @@ def _analyse(columns: _Columns) -> _Analysis:
         known = ids[place] == launch
         graphs = np.asarray(columns.launch_graph, dtype=np.int8)[by_id][place] > 0
         in_graph |= known & graphs
+        told |= known
     if columns.gpu_ranges:
         steps, moment = _merge(columns.gpu_ranges), start
     else:
@@ -352,6 +367,7 @@ def _analyse(columns: _Columns) -> _Analysis:
         name=np.asarray(columns.name, dtype=np.int64)[order],
         launch=launch,
         in_graph=in_graph,
+        told=told,
         step=step,
         steps=steps,
         device=device,
@@ -378,7 +394,7 @@ def _table(found: _Analysis) -> list[KernelClass]:
                     phase=phase,
                     count=int(chosen.sum()),
                     seconds=float(found.length[chosen].sum()) / 1e6,
-                    in_graph=int((chosen & found.in_graph).sum()),
+                    in_graph=int((chosen & found.in_graph).sum()) if (chosen & found.told).any() else None,
                     steps=steps,
                     top=names[int(np.argmax(per_name))][:100],
                 )
@@ -424,7 +440,7 @@ def read_trace(source: Source) -> list[Record]:
     environment = _environment(reader.preamble, found)
     points = _points(found)
     kinds = {p.cuda_graph for p in points}
-    if kinds == {True, False}:
+    if {True, False} <= kinds:
         eager = [n.split(":")[0] for p in points if p.cuda_graph is False for n in p.notes[:1]]
         caveats.append(f"these phases are not in a CUDA graph while others are: {', '.join(eager)}")
     record = make_record(
@@ -500,6 +516,7 @@ def _points(found: _Analysis) -> list[Point]:
     np.maximum.at(last, index, ends)
     counts = np.bincount(index, minlength=total)
     graph = np.bincount(index, weights=found.in_graph[chosen], minlength=total)
+    told = np.bincount(index, weights=found.told[chosen], minlength=total)
     busy = np.bincount(index, weights=found.length[chosen], minlength=total)
     groups: dict[tuple[str, int], list[int]] = defaultdict(list)
     for i, (_, _, phase, batch) in enumerate(found.steps):
@@ -511,20 +528,22 @@ def _points(found: _Analysis) -> list[Point]:
             continue
         spans = [float(last[i] - first[i]) / 1000 for i in members]
         kernels = float(np.median(counts[members]))
-        share = float(graph[members].sum() / counts[members].sum())
+        known = told[members].sum()
+        share = float(graph[members].sum() / known) if known > counts[members].sum() / 2 else None
+        launched = "what launched them is not told" if share is None else f"{share:.0%} of them launched by a graph"
         point = Point(
             batch=batch or None,
-            cuda_graph=share > 0.5,
+            cuda_graph=None if share is None else share > 0.5,
             tokens_per_cycle=1.0 if phase == "decode" else None,
             notes=[
-                f"{phase}: {len(members)} steps of {kernels:.0f} kernels, {share:.0%} of them launched by a graph;"
+                f"{phase}: {len(members)} steps of {kernels:.0f} kernels, {launched};"
                 f" busy {float(np.median(busy[members])) / 1000:.3g} ms a step; under the profiler"
             ],
             raw={
                 "phase": phase,
                 "steps": len(members),
                 "kernels_per_step": kernels,
-                "share_in_graph": share,
+                **({} if share is None else {"share_in_graph": share}),
                 "busy_ms": float(np.median(busy[members])) / 1000,
             },
         )

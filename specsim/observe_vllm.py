@@ -17,6 +17,7 @@ from typing import Any
 from specsim.observe_checks import (
     CONTRADICTION,
     check_length,
+    keywords,
     literal,
     make_record,
     parse_number,
@@ -27,27 +28,30 @@ from specsim.observe_read import Source, to_flags
 from specsim.records import EngineRun, Point, Record
 from specsim.redaction import scrub
 
+_N = r"(\d{1,12}(?:\.\d{1,12})?)"  # a number as printed; a garbled one matches nothing
+_MEAN = rf"(?:{_N}|nan)"  # nan: nothing was drafted in the window
+_COUNT = r"(\d{1,12})"
 _ENGINE = re.compile(
-    r"(?:Engine (\d+): )?Avg prompt throughput: ([\d.]+) tokens/s, Avg generation throughput: ([\d.]+) tokens/s,"
-    r" Running: (\d+) reqs(?:, Swapped: \d+ reqs)?, (?:Waiting|Pending): (\d+) reqs"
+    rf"(?:Engine {_COUNT}: |{_COUNT} Engines Aggregated: )?Avg prompt throughput: {_N} tokens/s, Avg generation throughput:"
+    rf" {_N} tokens/s, Running: {_COUNT} reqs(?:, Swapped: \d+ reqs)?, (?:Waiting|Pending): {_COUNT} reqs"
 )
 _ARGUMENT = re.compile(r"'(\w{1,60})': ('[^']{0,2000}'|-?[\d.]{1,40}|True|False)(?=[,}])")
 _V1 = re.compile(
-    r"SpecDecoding metrics: Mean acceptance length: ([\d.]+), Accepted throughput: ([\d.]+) tokens/s, Drafted"
-    r" throughput: ([\d.]+) tokens/s, Accepted: (\d+) tokens, Drafted: (\d+) tokens,"
-    r" Per-position acceptance rate: ([\d., ]+?)(?:,? Avg Draft acceptance rate: ([\d.]+)%|\s*$)"
+    rf"SpecDecoding metrics: Mean acceptance length: {_MEAN}, Accepted throughput: {_N} tokens/s, Drafted throughput: {_N}"
+    rf" tokens/s, Accepted: {_COUNT} tokens, Drafted: {_COUNT} tokens,"
+    rf" Per-position acceptance rate: ([\d., ]+?)(?:,? Avg Draft acceptance rate: {_MEAN}%|\s*$)"
 )
 _V1_MIDDLE = re.compile(
-    r"SpecDecoding metrics: Mean acceptance length: ([\d.]+), Accepted: (\d+) tokens, Drafted: (\d+) tokens"
+    rf"SpecDecoding metrics: Mean acceptance length: {_MEAN}, Accepted: {_COUNT} tokens, Drafted: {_COUNT} tokens"
     r"(?:, Per-position acceptance rate: ([\d., ]+\d))?"
 )
 _V1_EARLY = re.compile(
-    r"SpecDecoding metrics: Draft acceptance rate: ([\d.]+)%, Mean acceptance length: ([\d.]+), Accepted: (\d+) tokens,"
-    r" Drafted: (\d+) tokens"
+    rf"SpecDecoding metrics: Draft acceptance rate: {_MEAN}%, Mean acceptance length: {_MEAN}, Accepted: {_COUNT} tokens,"
+    rf" Drafted: {_COUNT} tokens"
 )
 _V0 = re.compile(
-    r"Speculative metrics: Draft acceptance rate: ([\d.]+), System efficiency: ([\d.]+), Number of speculative tokens:"
-    r" (\d+), Number of accepted tokens: (\d+), Number of draft tokens: (\d+), Number of emitted tokens: (\d+)"
+    rf"Speculative metrics: Draft acceptance rate: {_N}, System efficiency: {_N}, Number of speculative tokens: {_COUNT},"
+    rf" Number of accepted tokens: {_COUNT}, Number of draft tokens: {_COUNT}, Number of emitted tokens: {_COUNT}"
 )
 
 
@@ -70,7 +74,8 @@ class _Window:
 @dataclass
 class _Engine:
     running: int = -1
-    current: tuple[int, float, bool] | None = None  # running, tokens/s, steady
+    current: tuple[int | None, float, bool] | None = None  # running (None: not known), tokens/s, steady
+    together: int = 1  # engines whose sum a line gives
 
 
 class VllmLog:
@@ -88,6 +93,7 @@ class VllmLog:
         self.caveats: list[str] = []
         self.cumulative: tuple[float, int, float] | None = None  # V0: length, k, rate
         self.plain: list[tuple[int, float]] = []  # steady windows without a speculative line
+        self.unread = False  # whether a speculative line could not be read
         self.full_graphs = False
 
     def feed(self, number: int, line: str) -> bool:
@@ -104,6 +110,13 @@ class VllmLog:
         return self._startup(line)
 
     def _startup(self, line: str) -> bool:
+        if "args: Namespace(" in line:  # older releases
+            settings = keywords(line.split("args: Namespace(", 1)[1])
+            names = ("speculative_model", "num_speculative_tokens")
+            if settings.get("num_speculative_tokens") and not isinstance(settings.get("speculative_config"), dict):
+                settings["speculative_config"] = {n.removeprefix("speculative_"): settings.pop(n, None) for n in names}
+            self.settings = settings
+            return True
         if "non-default args:" in line:
             body = line.split("non-default args:", 1)[1].strip()
             parsed = literal(body)
@@ -122,6 +135,8 @@ class VllmLog:
             for name in ("enforce_eager", "tensor_parallel_size", "data_parallel_size"):
                 if found := re.search(rf"\b{name}=(\w+)", line):
                     self.environment[name] = literal(found.group(1))
+            if found := re.search(r"speculative_config=SpeculativeConfig\(.{0,2000}?num_spec_tokens=(\d{1,3})\b", line):
+                self.environment["num_speculative_tokens"] = int(found.group(1))
             return True
         if "Truncating max_cudagraph_capture_size to" in line and (match := re.search(r"size to (\d+)", line)):
             self.environment["max_cudagraph_capture_size"] = int(match.group(1))
@@ -137,26 +152,34 @@ class VllmLog:
             return True
         return False
 
-    def _throughput(self, engine: str | None, prompt: str, rate: str, running: str, waiting: str) -> None:
+    def _throughput(
+        self, engine: str | None, together: str | None, prompt: str, rate: str, running: str, waiting: str
+    ) -> None:
         self.last = engine or ""
         state = self.engines[self.last]
         self._flush(state)
         tokens = parse_number(rate) or 0.0
-        batch = int(running[:9])
-        steady = state.running == batch > 0 and parse_number(prompt) == 0 and int(waiting[:9]) == 0 and tokens > 0
-        state.current = (batch, tokens, steady)
-        state.running = batch
+        total = int(running[:9])
+        steady = state.running == total > 0 and parse_number(prompt) == 0 and int(waiting[:9]) == 0 and tokens > 0
+        state.running, state.together = total, max(1, int((together or "1")[:4]))
+        batch, rest = divmod(total, state.together)
+        if state.together > 1:
+            self.method.append(
+                f"{state.together} engines (data parallel) are summed in a line: batch and throughput are those of one,"
+                " where requests divide evenly"
+            )
+        state.current = (None if rest else batch, tokens / state.together, steady and not rest)
 
     def _flush(self, state: _Engine) -> None:
         """A window that no speculative line followed is one of plain decoding."""
-        if state.current and state.current[2]:
-            self.plain.append(state.current[:2])
+        if state.current and state.current[0] and state.current[2]:
+            self.plain.append((state.current[0], state.current[1]))
         state.current = None
 
     def _speculative(self, number: int, line: str) -> bool:
         positions: list[float] = []
         if match := _V1.search(line):
-            length, accepted, drafted = float(match[1]), float(match[4]), float(match[5])
+            length, accepted, drafted = float(match[1] or 1), float(match[4]), float(match[5])
             drafted_rate = parse_number(match[3]) or 0.0
             positions = [p for p in (parse_number(t.strip()) for t in match[6].split(",")) if p is not None]
             self.method.append(
@@ -164,7 +187,8 @@ class VllmLog:
                 " rate is percent of drafted tokens"
             )
         elif match := _V1_EARLY.search(line):
-            rate, printed, accepted, drafted = float(match[1]), float(match[2]), float(match[3]), float(match[4])
+            rate, printed = float(match[1] or 0), float(match[2] or 0)
+            accepted, drafted = float(match[3]), float(match[4])
             length, drafted_rate = printed + 1, 0.0
             self.method.append(
                 "accept length: `Mean acceptance length` of vLLM V1 before May 2025 has no bonus token; 1 was added"
@@ -174,10 +198,11 @@ class VllmLog:
                     f"{CONTRADICTION}accepted / drafted = {accepted / drafted:.3f} but the rate is {rate} %"
                 )
         elif match := _V1_MIDDLE.search(line):
-            length, accepted, drafted, drafted_rate = float(match[1]), float(match[2]), float(match[3]), 0.0
+            length, accepted, drafted, drafted_rate = float(match[1] or 1), float(match[2]), float(match[3]), 0.0
             positions = [p for p in (parse_number(t.strip()) for t in (match[4] or "").split(",")) if p is not None]
             self.method.append("accept length: vLLM's `Mean acceptance length`, of the window, bonus token included")
         else:
+            self.unread = True
             self.source.note(
                 f"line {number}: speculative line is cut off or of an unknown form; skipped, as others like it"
             )
@@ -200,11 +225,11 @@ class VllmLog:
                 sums.extend([0.0] * (len(positions) - len(sums)))
                 for i, p in enumerate(positions):
                     sums[i] += p * drafts
-        if current and current[2] and drafted > 0:
-            batch, tokens, _ = current
+        if current and current[0] and current[2] and drafted > 0:
+            batch, tokens = current[0], current[1]
             group.rates.append(tokens)
             group.cycles.append(1000 * batch * length / tokens)
-            if k and drafted_rate > 0 and abs(drafted_rate / k * length / tokens - 1) > 0.1:
+            if k and drafted_rate > 0 and abs(drafted_rate / state.together / k * length / tokens - 1) > 0.1:
                 group.unbalanced += 1
         return True
 
@@ -214,6 +239,7 @@ class VllmLog:
     def _k(self) -> int | None:
         config = self.settings.get("speculative_config")
         value = config.get("num_speculative_tokens") if isinstance(config, dict) else None
+        value = self.environment.get("num_speculative_tokens") if value is None else value
         return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1000 else None
 
     def records(self) -> list[Record]:
@@ -328,19 +354,27 @@ class VllmLog:
         by_batch: dict[int, list[float]] = defaultdict(list)
         for batch, tokens in self.plain:
             by_batch[batch].append(tokens)
-        if by_batch:
+        drafts = self.unread or self.settings.get("speculative_config") or self._k()
+        if by_batch and drafts:
+            self.caveats.append(
+                "the server speculates, but no speculative line of the log could be read: throughput is known, not the"
+                " accept length or the time of a step"
+            )
+        elif by_batch:
             self.method.append(
                 "no speculative line is printed, so no speculation: decode step = batch / generation throughput"
             )
         return [
             Point(
                 batch=batch,
-                tokens_per_cycle=1.0,
-                decode_ms=quantity(
+                tokens_per_cycle=None if drafts else 1.0,
+                decode_ms=None
+                if drafts
+                else quantity(
                     [1000 * batch / t for t in rates], "median over steady windows of batch / throughput", 0.005
                 ),
                 tokens_per_s=quantity(rates, "generation throughput of steady windows"),
-                cuda_graph=self._graph(batch, 1),
+                cuda_graph=self._graph(batch, 1 + (self._k() or 0)),
                 raw={"windows": len(rates)},
             )
             for batch, rates in sorted(by_batch.items())

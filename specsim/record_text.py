@@ -74,7 +74,7 @@ def _samples(record: Record) -> Iterator[Line | Grid]:
     kernels = [s for s in record.samples if "total_ms" in s]
     if kernels:
         shown = [
-            (s["phase"], s["operator"], f"{s['count']:,}", f"{s['total_ms']:.3f}", f"{s['mean_us']:.2f}", f"{s['in_graph'] / s['count']:.0%}", s["top"][:50])
+            (s["phase"], s["operator"], f"{s['count']:,}", f"{s['total_ms']:.3f}", f"{s['mean_us']:.2f}", _share(s), s["top"][:50])
             for s in kernels[: 3 * SHOWN]
         ]  # fmt: skip
         yield grid(("phase", "kernels", ">count", ">total ms", ">mean us", "graph", "~longest"), shown, keys=2)
@@ -93,6 +93,11 @@ def _samples(record: Record) -> Iterator[Line | Grid]:
         idle = record.environment
         gaps = f"{idle['gaps_over_20_us']} gaps above 20 us"
         yield Line(f"  GPU idle {idle['idle_share']:.0%} of {idle['span_ms']:.1f} ms; {gaps}")
+
+
+def _share(kernels: dict[str, Any]) -> str:
+    """Of the kernels, how many a graph launched; empty where the trace does not tell."""
+    return "" if kernels.get("in_graph") is None else f"{kernels['in_graph'] / kernels['count']:.0%}"
 
 
 def _text(value: Any) -> str:

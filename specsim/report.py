@@ -30,7 +30,7 @@ KEPT_BYTES = 1_000_000  # a document up to that size is kept whole in the report
 def report(document: Any, where: str = "document") -> str:
     """The report of a document, as HTML. Raises InputError for another schema, or a document that lacks what its schema has."""
     schema = document.get("schema") if isinstance(document, Mapping) else None
-    if schema not in KINDS:
+    if not isinstance(schema, str) or schema not in KINDS:
         what = f"is {schema[:60]}, which no report reads" if isinstance(schema, str) else "is no result of specsim"
         mend = f"a report reads what {READS} print with --json"
         if schema == "specsim.record/1":
@@ -38,7 +38,7 @@ def report(document: Any, where: str = "document") -> str:
         raise InputError(what, where=where, mend=mend)
     try:
         return _page(document)
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, ArithmeticError) as error:
         said = f"{type(error).__name__}: {error}"
         raise InputError(f"is no whole {schema} ({said})", where=where, mend="make it again with --json") from error
 

@@ -345,6 +345,7 @@ _WORDS_ALONE: dict[str, Callable[[str], object]] = {
     "draft": load_model,
     "hardware": load_profile,
     "engine": load_engine,
+    "method": lambda value: _check_method(value),
     "accept_profile": Acceptance.from_profile,
     "routing": parse,
 }
@@ -374,6 +375,16 @@ def wrong_alone(values: Mapping[str, Any]) -> Iterator[InputError]:
                 check(value)
             except InputError as error:
                 yield error
+
+
+def refuse_unknown(lists: Mapping[str, Iterable[Any]]) -> None:
+    """Raises InputError for the first word in lists of values, by option, that no scenario can have: what is misspelt is no
+    scenario that happens not to fit. A file is not looked into: one that cannot be used is left out, as what does not fit is."""
+    for name, values in lists.items():
+        for value in values if name in _WORDS_ALONE or name == "eager" else ():
+            if not (isinstance(value, str) and Path(value).exists()):
+                for error in wrong_alone({name: value}):
+                    raise error
 
 
 def too_long(model: Model, options: Mapping[str, Any], tokens: float, what: str) -> tuple[str, ...]:
@@ -501,12 +512,17 @@ def default_tp(model: Model, gpus: int) -> int:
     return max(n for n in range(1, gpus + 1) if gpus % n == 0 and not _uncut(model, n))
 
 
-def _drafter(target: Model, draft: str | Model | None, method: str | None, engine: str) -> tuple[Model | None, str]:
-    """The drafter and the method: what is given, else the target's public draft, else its built-in MTP, else none."""
+def _check_method(method: str) -> None:
     if method in ("domino", "peagle", "medusa", "lookahead", "suffix", "hydra"):
         raise InputError(f"method {method} has no cost model", where="--method", mend=f"one of {', '.join(METHODS)}")
-    if method is not None and method not in METHODS:
+    if method not in METHODS:
         raise InputError(f"unknown method {method!r}", where="--method", mend=did_you_mean(method, METHODS))
+
+
+def _drafter(target: Model, draft: str | Model | None, method: str | None, engine: str) -> tuple[Model | None, str]:
+    """The drafter and the method: what is given, else the target's public draft, else its built-in MTP, else none."""
+    if method is not None:
+        _check_method(method)
     if method in ("none", "ngram"):
         return None, method
     if method == "mtp" and draft is None:

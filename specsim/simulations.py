@@ -19,12 +19,12 @@ from typing import Any
 from specsim import fanout
 from specsim.asked import AModel, scenario, with_model
 from specsim.errors import InputError
-from specsim.files import no_folder, path_of, write_atomically
+from specsim.files import no_folder, path_of, read_kept, write_atomically
 from specsim.pages import Shown
 from specsim.progress import listening, report
 from specsim.provenance import sources_of
 from specsim.quantities import short
-from specsim.scenarios import contents
+from specsim.scenarios import contents, refuse_unknown
 from specsim.simulated import Load, Simulated
 from specsim.simulated import simulate as simulate_one
 from specsim.swept import products, several
@@ -108,6 +108,7 @@ def simulate(
     count = math.prod(len(lists[name]) for name in varied)
     if count > MOST:
         raise InputError(f"{count:,} simulations", where="simulate", mend=f"{MOST:,} at most: make several runs of it")
+    refuse_unknown(lists)
     cases = [dict(case) for case in products(varied, lists)]
     tasks: list[Task] = [(i, {**single, **case}) for i, case in enumerate(cases)]
     rows: list[Mapping[str, Any]] = []
@@ -133,8 +134,8 @@ def _row(parts: Path | None, times: int, task: Task) -> dict[str, Any]:
     """The metrics, `sources` and `warnings` (but those of its run) of one simulation, or the `error` why there are none. What is kept is not done again."""
     index, options = task
     kept = None if parts is None else parts.with_name(f"{parts.name}-{index}.json")
-    if kept is not None and kept.exists():
-        return dict(json.loads(kept.read_text()))
+    if kept is not None and (before := read_kept(kept)):
+        return before
     try:
         with listening(None):  # its own progress says nothing of the whole
             found = simulate_one(times=times, **options)

@@ -15,7 +15,7 @@ from typing import Any
 
 from specsim import fanout
 from specsim.errors import InputError, WorkError
-from specsim.files import write_atomically
+from specsim.files import read_kept, write_atomically
 from specsim.pages import Shown
 from specsim.provenance import sources_of_all
 from specsim.quantities import six
@@ -203,14 +203,16 @@ def _part(parts: Path, task: Task, kind: str) -> Path:
 
 
 def _work(spec: Spec, parts: Path | None, kind: str, task: Task) -> Digest:
-    """One task: its digest, and its rows in the parts' folder where there is one. What is there already is not done again."""
+    """One task: its digest, and its rows in the parts' folder where there is one. What is there already, and
+    whole, is not done again."""
     if parts is None:
         return digest(spec, task)
     part = _part(parts, task, kind)
     note = part.with_suffix(".json")
-    if part.exists() and note.exists():
-        return Digest(**json.loads(note.read_text()))
+    before = read_kept(note)
+    if before and part.exists() and before.get("bytes") == part.stat().st_size:
+        return Digest(**before["digest"])
     found = digest(spec, task)
     write_part(spec, task, part)
-    write_atomically(note, json.dumps(asdict(found)))
+    write_atomically(note, json.dumps({"bytes": part.stat().st_size, "digest": asdict(found)}))
     return found

@@ -17,7 +17,7 @@ from specsim.errors import InputError, as_fraction, did_you_mean
 from specsim.fanout import cluster_of
 from specsim.names import flag_of
 from specsim.progress import report
-from specsim.scenarios import LIMITS, Scenario, whole
+from specsim.scenarios import LIMITS, Scenario, refuse_unknown, whole
 from specsim.sweep_run import Result, run
 from specsim.sweeps import DRAFTING, MOST_CASES, Spec
 
@@ -75,6 +75,7 @@ def spec_of(options: Mapping[str, Any]) -> Spec:
     for name in LIMITS:  # what no scenario can have is refused; what some cannot have is left out of the sweep
         if any(value is not None for value in lists.get(name, ())):
             whole(name, [value for value in lists[name] if value is not None])
+    refuse_unknown(lists)
     for name in ("accept_rate", "accept_length"):
         check_numbers(name, lists.get(name, ()))
     kind = ACCEPTANCE[kinds[0]] if kinds else ""

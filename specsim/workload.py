@@ -374,6 +374,8 @@ class Trace:
         value = row.get(self.columns[name])
         if value is None:
             raise InputError(f"has no {name}", where=where, mend="give it, or leave the line out")
+        if isinstance(value, bool):
+            raise InputError(f"{name} is {value}", where=where, mend="give a number, or leave the line out")
         return value
 
     def _csv_rows(self, file: TextIO) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -112,6 +112,7 @@ WRONG = {
     "hardware import x --into 1x-h200 -o nowhere/x.yaml": "there is no folder 'nowhere'; make it first, or name another",
     "calibrate -o nowhere/x.yaml": "there is no folder 'nowhere'; make it first, or name another",
     "report -o /": "--output: '/' is a folder; name a file",
+    "report -o -": "--output: '-' is no file; name one, or /dev/stdout",
     "sweep --batch 1:2:3:4": "give a list or a range",
     "sweep --batch 5:1": "give the smaller end first",
     "sweep --out rows.txt": "name the file results.csv or results.parquet",

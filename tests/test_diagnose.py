@@ -244,7 +244,8 @@ def test_both_arms_need_no_model(capsys: pytest.CaptureFixture[str], tmp_path: P
     """Plain decoding at 80 tokens a second beside 60: 0.75 times, and 1.8 / 0.75 = 2.4 tokens a cycle break even."""
     plain, speculating = tmp_path / "plain.log", tmp_path / "spec.log"
     speculating.write_text(log(graph=True))
-    plain.write_text(re.sub(r"accept len.*?rate: [\d.]+, ", "", log(graph=True)).replace("60.00", "80.00"))
+    other = re.sub(r"accept len.*?rate: [\d.]+, |, speculative_\w+=[^,)]+", "", log(graph=True))
+    plain.write_text(other.replace("60.00", "80.00"))
     facts = " ".join(document(capsys, str(plain), str(speculating))["facts"])
     assert "12.5 ms at batch 1" in facts
     assert "0.75 times the tokens of plain decoding; 2.40 tokens a cycle would break even" in facts
@@ -320,6 +321,7 @@ def test_nccl_tests_output_counts(capsys: pytest.CaptureFixture[str], tmp_path: 
         (("--verify-ms", "0"), "--verify-ms"),
         (("--decode-ms", "fast"), "fast"),
         (("--decode-ms", "12", "--decode-at", "3"), "BATCH=MS"),
+        (("--decode-ms", "12", "--decode-at", "3:15.5"), "'3:15.5' is not BATCH=MS; for example 3=15.5"),
         (("--decode-ms", "12", "--decode-at", "3=0"), "3=0"),
         (("--decode-ms", "12", "--decode-at", "0=3"), "0=3"),
         (("--decode-ms", "12", "--decode-tokens-per-s", "80"), "twice"),
@@ -680,3 +682,24 @@ def test_a_record_brings_its_own_model_and_box() -> None:
     assert other.profile.name == "8x-l40s"
     said = str(found)
     assert "Verify of 4 rows takes 5.115 ms." in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--decode-at", "3=15.5", "--decode-at", "3=28"), "a decode at batch 3 is given as 15.5 and as 28 ms"),
+        (("--decode-ms", "12", "--decode-at", "1=30"), "a decode at batch 1 is given as 12 and as 30 ms"),
+        (("--verify-ms", "29.5", "--cycle-ms", "20"), "a verify of 29.5 ms is longer than the cycle of 20 ms"),
+        (("--decode-at", "3=15.5", "--decode-at", "3=16"), ""),
+        (("--decode-at", "3=15.5", "--decode-at", "4=28"), ""),
+        (("--verify-ms", "29.5", "--cycle-ms", "30.4", "--decode-ms", "12.1"), ""),
+        (("--verify-ms", "29.5", "--cycle-ms", "30.4", "--noise", "0.3"), ""),
+    ],
+)
+def test_step_times_that_contradict_each_other_are_told(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], said: str
+) -> None:
+    """Beyond three times the noise of both, 30 % here; what is left of them is weighed all the same."""
+    warnings = document(capsys, "--draft-tokens", "3", *arguments)["warnings"]
+    found = [w for w in warnings if "is given as" in w or "longer than the cycle" in w]
+    assert (len(found), said in "".join(found)) == (1 if said else 0, True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from specsim.configs import PRESETS, load_model
 from specsim.errors import LISTED, InputError, did_you_mean
-from specsim.files import read_text, write_atomically
+from specsim.files import parse_json, read_text, write_atomically
 from specsim.profiles import load_profile
 from specsim.routing import parse
 
@@ -48,6 +49,13 @@ def test_a_row_picks_its_experts_even_where_fewer_are_popular(tmp_path: Path) ->
     path.write_text(" ".join(["1"] + ["0"] * 63))
     routing = parse(str(path))
     assert routing.distinct(np.array([1.0, 2.0]), 64, 8) == pytest.approx([8, 1 + 63 * (1 - (1 - 7 / 63) ** 2)])
+
+
+def test_half_of_a_pair_in_a_json_text_can_be_written_again(tmp_path: Path) -> None:
+    """A lone surrogate is a character that no UTF-8 file holds: what was read could not be written. A whole pair stays."""
+    read = parse_json('{"a": "\\ud83d", "b\\uDFFF": ["\\ud83d\\ude00"], "c": NaN}', "text")
+    write_atomically(tmp_path / "again.json", json.dumps(read, ensure_ascii=False))
+    assert (read["a"], read["b?"]) == ("?", ["\U0001f600"])
 
 
 def test_limits_marks_and_line_ends(tmp_path: Path) -> None:

@@ -499,6 +499,26 @@ def test_llamacpp_counters(tmp_path):
     assert point.accept_rate_by_position == pytest.approx([0.9, 2 / 3, 0.5])
 
 
+def test_a_time_stamp_and_an_exemplar_are_no_values(tmp_path):
+    """OpenMetrics puts both after the value, the second with labels of its own; 1 + 150 / 100 = 2.5."""
+    text = 'vllm:spec_decode_num_drafts_total{engine="0",pod="a}b"} 100 # {trace_id="x"} 0.5\n'
+    text += 'vllm:spec_decode_num_accepted_tokens_total{engine="0",pod="a}b"} 150 1.7e9 # {} 1.0 1.5\n'.replace(
+        "1.7e9", "17"
+    )
+    text += 'vllm:e2e_request_latency_seconds_bucket{le="0.5",engine="0"} 3 # {trace_id="x"} 0.4 17.5\n# EOF\n'
+    record = one(tmp_path, text)
+    assert record.points[0].tokens_per_cycle == pytest.approx(2.5)
+    assert record.caveats == []
+
+
+def test_of_several_scrapes_the_last_counts(tmp_path):
+    """Counters since the start are not added: 1 + 320 / 200 = 2.6 again, with 200 drafts, not 400."""
+    record = one(tmp_path, vllm_counters(2) + vllm_counters(2))
+    assert record.points[0].tokens_per_cycle == pytest.approx(2.6)
+    assert record.points[0].raw["drafts"] == 200
+    assert any("a further scrape begins" in caveat for caveat in record.caveats)
+
+
 def test_damaged_metrics_lines_are_named(tmp_path):
     record = one(
         tmp_path, vllm_counters(2) + 'vllm:num_requests_running{engine="0"} what\nvllm:num_requests_running{engine="0\n'

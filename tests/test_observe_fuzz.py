@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import re
 from typing import Any
 
 import pytest
@@ -77,7 +78,20 @@ TEXTS = {
     "console": CONSOLE,
     "metrics": SGLANG_METRICS + vllm_counters(1),
     "nccl": NCCL,
+    "vllm before": "INFO api_server.py:531] args: Namespace(model='m', tensor_parallel_size=4, speculative_model='d', num_speculative_tokens=5)\n"
+    + window(2, 104.0)
+    + "INFO 02-06 metrics.py:475] Speculative metrics: Draft acceptance rate: 0.600, System efficiency: 0.667, Number of"
+    " speculative tokens: 5, Number of accepted tokens: 100, Number of draft tokens: 500, Number of emitted tokens: 400.\n"
+    + "SpecDecoding metrics: Draft acceptance rate: 61.2%, Mean acceptance length: 1.84, Accepted: 184 tokens, Drafted: 300 tokens\n"
+    + "SpecDecoding metrics: Mean acceptance length: 2.77, Accepted: 626 tokens, Drafted: 1062 tokens, Per-position"
+    " acceptance rate: 0.802, 0.551, 0.415\n",
+    "started": SETTINGS
+    + "Capture target verify cuda graph bs [1, 2, 4]\nmax_total_num_tokens=1000, max_running_requests=48\n"
+    + "2 Engines Aggregated: Avg prompt throughput: 0.0 tokens/s, Avg generation throughput: 162.0 tokens/s, Running: 2 reqs, Waiting: 0 reqs\n"
+    + "Initializing a V1 LLM engine (v0.20.2) with config: speculative_config=SpeculativeConfig(method='mtp', num_spec_tokens=3), enforce_eager=False\n"
+    + "GPU KV cache size: 319,232 tokens\n",
 }
+ODD = ("", ".", "1.5.5", "-3", "nan", "inf", "0", "1e300", "9" * 400, "9" * 5000, "1,,2", "08")
 ROW = {
     "batch_size": 4,
     "steps": 3,
@@ -188,14 +202,63 @@ def test_damaged_text(name, data):
 @given(data=st.data())
 def test_absurd_numbers_in_text(name, data):
     """Every number of the text may become any other."""
-    import re
-
     made = re.sub(
         r"\d+(?:\.\d+)?",
         lambda m: data.draw(st.sampled_from([m.group(), "0", "0.0", "1", "99999999999999999999", "1.5", "7"])),
         TEXTS[name],
     )
     survives(made.encode())
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_every_number_of_a_text_made_odd_by_itself(name):
+    """One at a time, so that the rest of its line is still read."""
+    text = TEXTS[name]
+    for match in re.finditer(r"\d+(?:\.\d+)?", text):
+        for odd in ODD:
+            survives((text[: match.start()] + odd + text[match.end() :]).encode())
+
+
+@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize(
+    "before",
+    [
+        "bench-1  | ",
+        "2026-02-03T10:00:00.123456789Z stdout F ",
+        "2026-02-03T10:00:00.1234567Z ",
+        "[pod/sglang-0/main] 2026-02-03T10:00:00.123456789+02:00 ",
+        "Feb  3 10:00:00 gpu-01 python3[1234]: ",
+    ],
+)
+def test_what_a_runtime_writes_before_each_line_changes_nothing(name, before):
+    """Docker Compose, Kubernetes' files and kubectl, CI services and journald."""
+    text = TEXTS[name]
+    plain = survives(text.encode())
+    found = survives("".join(before + line for line in text.splitlines(keepends=True)).encode())
+    assert [(r.name, r.points, r.samples, r.caveats) for r in found] == [
+        (r.name, r.points, r.samples, r.caveats) for r in plain
+    ]
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_every_value_of_a_document_made_odd_by_itself(name):
+    """One at a time, so that the rest of the document is still read."""
+    document = json.loads(json.dumps(DOCUMENTS[name]))
+    places: list[tuple[Any, Any]] = []
+
+    def walk(node: Any) -> None:
+        for key in list(node) if isinstance(node, dict) else range(min(len(node), 3)):
+            places.append((node, key))
+            if isinstance(node[key], (dict, list)):
+                walk(node[key])
+
+    walk(document)
+    for node, key in places:
+        kept = node[key]
+        for odd in (None, -1, 0, 1e308, -1e308, 10**400, float("nan"), "x", "\ud800", [], {}, [None], True):
+            node[key] = odd
+            survives(json.dumps(document).encode())
+        node[key] = kept
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)

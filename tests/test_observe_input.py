@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -77,7 +78,8 @@ def test_packed_logs(tmp_path):
         (b"hello\n", "holds nothing of a known format"),
         (b"PK\x03\x04....", "a zip archive; unpack it first"),
         (b"\x28\xb5\x2f\xfd....", "zstd"),
-        (b"SQLite format 3\0....", "SQLite"),
+        (b"BZh9....", "bzip2 -d"),
+        (b"SQLite format 3\0....", "SQLite.*take a torch profile instead"),
         (b"\x1f\x8b\x08 broken", "holds nothing of a known format \\(the gzip stream breaks"),
         (b'{"a": [1, 2', "is not JSON that can be read"),
         (b'{"a": 1}', "holds nothing of a known format"),
@@ -235,6 +237,41 @@ def server(monkeypatch) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 METRICS = b'vllm:num_requests_running{engine="0"} 2.0\n'
+
+
+@pytest.mark.parametrize("page", [b"<!doctype html><p>log in", b'["of another program"]'])
+def test_a_path_that_something_else_answers_costs_itself_alone(server, page):
+    """A gateway answers what it does not know with a page of its own, and passes /metrics on."""
+    address, answers = server
+    answers["/metrics"] = (200, {}, METRICS)
+    for path in ("/get_server_info", "/server_info"):
+        answers[path] = (200, {"Content-Type": "text/html"}, page)
+    assert [r.name for r in observe(address)] == ["vLLM metrics"]
+    answers["/metrics"] = (200, {}, page)
+    with pytest.raises(WorkError if page.startswith(b"<") else InputError) as found:
+        observe(address)
+    if page.startswith(b"<"):
+        assert "answered with a web page; is a proxy in front" in str(found.value)
+
+
+@pytest.mark.parametrize(
+    "head", ["Content-Length: 4000\r\n\r\n", f"Transfer-Encoding: chunked\r\n\r\n{len(METRICS) + 60:x}\r\n"]
+)
+def test_an_answer_that_breaks_off_is_used_as_far_as_it_came_and_says_so(head):
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def answer() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(f"HTTP/1.1 200 OK\r\n{head}".encode() + METRICS)
+
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        (record,) = observe(f"http://127.0.0.1:{listening.getsockname()[1]}/metrics")
+        thread.join()
+    assert record.points[0].batch == 2
+    assert any(f"breaks off after {len(METRICS)} bytes" in caveat for caveat in record.caveats)
 
 
 def test_a_server_is_asked_for_all_that_it_publishes(server, monkeypatch):

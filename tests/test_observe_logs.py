@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -242,7 +243,7 @@ def test_ranks_are_kept_apart(tmp_path):
     record = one(tmp_path, log)
     assert record.environment["dp_ranks"] == 2
     assert "batch and throughput are per rank" in record.method
-    assert "4 lines of further tensor-parallel ranks" in record.method
+    assert "4 lines of further ranks of the same requests" in record.method
     assert record.points[0].cycle_ms.n == 6
     assert (record.points[0].cycle_ms.low, record.points[0].cycle_ms.high) == (
         pytest.approx(40, rel=0.01),
@@ -435,3 +436,139 @@ def test_experts_without_a_tuned_kernel_are_told(tmp_path: Path) -> None:
     assert record.environment["untuned_experts"] == "E=64,N=1408"
     assert any("no tuned kernel" in c and "E=64,N=1408" in c for c in record.caveats)
     assert not any("no tuned kernel" in c for c in one(tmp_path, decode(1, 4, 800) + decode(2, 4, 800)).caveats)
+
+
+# --- what a runtime or a log store adds
+
+
+def wrapped_log() -> str:
+    return (
+        "INFO non-default args: {'model': 'm', 'speculative_config': {'method': 'mtp', 'num_speculative_tokens': 3}}\n"
+        + 4 * (window(1, 104.0) + spec(2.6, 640, 1200, "0.800, 0.500, 0.300"))
+    )
+
+
+@pytest.mark.parametrize("kind", ["container", "cloud", "journald", "store", "one line", "twice"])
+def test_a_log_inside_json_is_read_as_the_log(tmp_path, kind):
+    """Docker's and Kubernetes' JSON lines, an array of entries, journald's bytes of a coloured line, Loki's answer."""
+    plain = one(tmp_path, wrapped_log())
+    lines = ["INFO:     GET /health 200 OK\n", *wrapped_log().splitlines(keepends=True)]
+    text = {
+        "container": "\n".join(json.dumps({"log": "\x1b[32m" + line, "stream": "stderr"}) for line in lines),
+        "cloud": json.dumps([{"insertId": "x", "textPayload": line} for line in lines], indent=1),
+        "journald": "\n".join(json.dumps({"_PID": "7", "MESSAGE": list(f"\x1b[0m{line}".encode())}) for line in lines),
+        "store": json.dumps({"data": {"result": [{"values": [[str(i), line] for i, line in enumerate(lines)]}]}}),
+        "one line": json.dumps({"text": "".join(lines)}),
+        "twice": "\n".join(json.dumps({"log": json.dumps({"level": "INFO", "message": x}) + "\n"}) for x in lines),
+    }[kind]
+    record = one(tmp_path, text)
+    assert record.points == plain.points
+    assert (record.engine, record.caveats) == (plain.engine, [])
+
+
+def test_a_json_line_that_is_cut_still_gives_its_text(tmp_path):
+    lines = [json.dumps({"log": decode(i, 1, 80)}) for i in range(4)]
+    assert one(tmp_path, "\n".join(lines)[:-3]).points[0].raw["steady_intervals"] == 3
+
+
+# --- ranks
+
+
+@pytest.mark.parametrize(
+    "tags",
+    [
+        [" DP0 ATTN_CP0 TP0", " DP0 ATTN_CP1 TP1", " DP1 ATTN_CP0 TP2"],
+        [" DP0 MOE_DP0 TP0 EP0", " DP0 MOE_DP1 TP1 EP1", " DP1 MOE_DP0 TP2 EP2"],
+        [" DP0 PP0 TP0", " DP0 PP1 TP0", " DP1 PP0 TP0"],
+        [".123 DP0 TP0", ".123 DP0 TP1", ".123 DP1 TP2"],
+        [",123+00:00 DP0 TP0", ",123+00:00 DP0 TP1", ",123+00:00 DP1 TP2"],
+    ],
+)
+def test_only_data_parallel_ranks_have_requests_of_their_own(tmp_path, tags):
+    """Two groups, of batch 1 and 3: each is steady by itself; what further ranks of the first say is left out."""
+    log = "".join(decode(i, 3 if "DP1" in tag else 1, 80, tag=tag) for i in range(4) for tag in tags)
+    record = one(tmp_path, log)
+    assert [(p.batch, p.raw["steady_intervals"]) for p in record.points] == [(1, 3), (3, 3)]
+    assert record.environment["dp_ranks"] == 2
+
+
+def test_pipeline_stages_are_no_data_parallel_ranks(tmp_path):
+    record = one(tmp_path, "".join(decode(i, 1, 80, tag=tag) for i in range(4) for tag in (" PP0 TP0", " PP1 TP0")))
+    assert record.points[0].raw["steady_intervals"] == 3
+    assert "dp_ranks" not in record.environment
+
+
+def test_a_line_of_several_vllm_engines_is_a_sum(tmp_path):
+    """2 requests and 208 tokens a second on two engines: one each, 104 a second, so the 25 ms of `test_vllm_windows`."""
+    line = window(2, 208.0).replace("Engine 000:", "2 Engines Aggregated:")
+    record = one(tmp_path, 4 * (line + spec(2.6, 1280, 2400, "0.800, 0.500, 0.300")))
+    (point,) = record.points
+    assert (point.batch, point.tokens_per_s.value) == (1, 104.0)
+    assert point.cycle_ms.value == pytest.approx(25.0)
+    assert record.caveats == []
+    (odd,) = one(
+        tmp_path, 4 * (line.replace("Running: 2", "Running: 3") + spec(2.6, 1280, 2400, "0.8, 0.5, 0.3"))
+    ).points
+    assert (odd.batch, odd.cycle_ms) == (None, None)  # who runs two is not told
+
+
+# --- speculation whose length is not told
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "INFO non-default args: {'speculative_config': {'method': 'mtp', 'num_speculative_tokens': 3}}\n"
+        + 4 * window(1, 104.0),
+        "INFO api_server.py:531] args: Namespace(model='m', speculative_model='d', num_speculative_tokens=5)\n"
+        + 4 * window(1, 104.0),
+        "Initializing a V1 LLM engine (v0.20.2) with config: speculative_config=SpeculativeConfig(method='mtp',"
+        " model='m', num_spec_tokens=3), tensor_parallel_size=1\n" + 4 * window(1, 104.0),
+        4 * (window(1, 104.0) + "SpecDecoding metrics: of a form that is not known\n"),
+        "server_args=ServerArgs(model_path='m', speculative_algorithm='EAGLE3')\n"
+        + "".join(decode(i, 1, 104.0) for i in range(4)),
+    ],
+)
+def test_a_server_that_speculates_is_never_taken_for_plain_decoding(tmp_path, text):
+    record = one(tmp_path, text)
+    (point,) = record.points
+    assert (point.tokens_per_cycle, point.decode_ms, point.cycle_ms) == (None, None, None)
+    assert point.tokens_per_s.value == 104.0
+    assert any("the server speculates" in caveat for caveat in record.caveats)
+    assert "no speculation" not in record.method
+
+
+def test_settings_of_an_older_vllm(tmp_path):
+    text = "INFO args: Namespace(model='m', api_key='sesame', tensor_parallel_size=4, speculative_model='d', num_speculative_tokens=5)\n"
+    flags = one(tmp_path, text + window(1, 104.0)).engine.flags
+    assert flags[flags.index("--speculative-config") + 1] == '{"model": "d", "num_speculative_tokens": 5}'
+    assert "sesame" not in flags
+
+
+def test_a_window_without_drafts_prints_nan(tmp_path):
+    """As vLLM does when requests come to an end: the other windows still count, and nothing is said to be damaged."""
+    idle = spec(1.0, 0, 0, "0.000, 0.000, 0.000").replace("length: 1.0", "length: nan").replace("0.0%", "nan%")
+    record = one(tmp_path, 4 * (window(1, 104.0) + spec(2.6, 640, 1200, "0.800, 0.500, 0.300")) + window(1, 5.0) + idle)
+    assert record.points[0].tokens_per_cycle == pytest.approx(2.6)
+    assert not any("cut off" in caveat for caveat in record.caveats)
+
+
+def test_one_garbled_number_costs_its_line_alone(tmp_path):
+    pair = window(1, 104.0) + spec(2.6, 640, 1200, "0.800, 0.500, 0.300")
+    record = one(tmp_path, 3 * pair + pair.replace("length: 2.6", "length: 2.6.6") + pair)
+    assert record.points[0].cycle_ms.value == pytest.approx(25.0)
+    assert any("cut off or of an unknown form" in caveat for caveat in record.caveats)
+
+
+def test_a_benchmark_result_that_a_container_printed_is_read(tmp_path):
+    row = {
+        "backend": "sglang",
+        "duration": 10.0,
+        "completed": 4,
+        "output_throughput": 40.0,
+        "mean_tpot_ms": 10.0,
+        "accept_length": 2.0,
+    }
+    record = one(tmp_path, "\n".join(json.dumps({"log": x}) for x in ("starting\n", json.dumps(row) + "\n")))
+    assert (record.name, record.points[0].cycle_ms.value) == ("SGLang bench_serving, line 2", 20.0)
+    assert record.caveats == []

@@ -14,6 +14,8 @@ import pytest
 from specsim.errors import InputError
 from specsim.observations import classify, kernels_table, observe
 from specsim.observe_trace import phase_of
+from specsim.pages import text
+from specsim.record_text import page
 
 Event = dict[str, Any]
 
@@ -133,6 +135,31 @@ def test_phases_from_the_cpu_when_the_gpu_has_none(tmp_path):
     (point,) = record.points
     assert point.decode_ms.value == pytest.approx(0.1)
     assert (point.batch, point.cuda_graph) == (2, True)
+
+
+def test_what_launched_a_kernel_is_not_guessed(tmp_path):
+    """A trace of the GPU alone, without launches or nodes: whether verify is in a graph is not known, so nobody is told no."""
+    events = [e for i in range(4) for e in cycle(1000.0 * (i + 1), i, False)]
+    events = [{**e, "args": {"device": 0}} if e["cat"] == "kernel" else e for e in events if e["cat"] != "cuda_runtime"]
+    path = write(tmp_path, events)
+    (record,) = observe(path)
+    assert {p.cuda_graph for p in record.points} == {None}
+    assert {row.in_graph for row in kernels_table(path)} == {None}
+    assert not any("CUDA graph" in caveat for caveat in record.caveats)
+    shown = text(page([record], []))
+    assert "what launched them is not told" in shown
+    assert " 0%" not in shown
+
+
+def test_events_after_a_long_preamble(tmp_path):
+    """Of many ranks, the communicators alone fill hundreds of kilobytes before the first event."""
+    groups = [{"pg_name": str(i), "ranks": list(range(64))} for i in range(600)]
+    made = document(cycle(1000.0, 0, False), distributedInfo={"rank": 3, "world_size": 64, "pg_config": groups})
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps(made))
+    (record,) = observe(path)
+    assert record.name == "trace"
+    assert record.environment["rank"] == 3
 
 
 def test_without_annotations_graphs_are_told_by_size(tmp_path):

@@ -186,6 +186,7 @@ def test_ten_thousand_rows_are_cut_and_the_report_says_so():
         ('{"schema": "specsim.sweep/1"}', "is no whole specsim.sweep/1 (KeyError: 'cases'); make it again with --json"),
         ('{"schema": "specsim.prediction/1", "breakdown": 3}', "is no whole specsim.prediction/1"),
         ("{", "line 1, column 2: is not JSON"),
+        ('{"schema": ["specsim.sweep/1"]}', "is no result of specsim"),
     ],
 )
 def test_a_file_that_is_no_result_is_told_in_one_line(tmp_path, capsys, content, told):
@@ -208,6 +209,28 @@ def test_a_document_that_lacks_any_one_part_is_told_or_shown(name):
         for odd in ({k: v for k, v in whole.items() if k != key}, {**whole, key: 3}, {**whole, key: None}):
             with contextlib.suppress(InputError):
                 report(odd)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_value_that_is_odd_anywhere_is_told_or_shown(name):
+    """Whatever stands at any place of a document: numbers that no float holds, and what is of another type."""
+    whole = json.loads(json.dumps(document(name)))
+    places: list = []
+
+    def walk(node):
+        for key in list(node)[:12] if isinstance(node, dict) else range(min(len(node), 1)):
+            places.append((node, key))
+            if isinstance(node[key], (dict, list)):
+                walk(node[key])
+
+    walk(whole)
+    for node, key in places[:60]:
+        kept = node[key]
+        for odd in (10**400, [None], 1e308, "x"):
+            node[key] = odd
+            with contextlib.suppress(InputError):
+                report(whole)
+        node[key] = kept
 
 
 def test_the_command_predicts_a_scenario_or_takes_a_result(tmp_path, capsys):

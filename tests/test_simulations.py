@@ -129,8 +129,10 @@ def test_an_interrupted_run_goes_on(monkeypatch, tmp_path):
     assert not (tmp_path / "a.csv").exists()
     again: list[int] = []
     monkeypatch.setattr(simulations, "simulate_one", lambda **o: (again.append(o["seed"]), simulate_one(**o))[1])
+    (row,) = (tmp_path / "a.csv.parts").glob("*-1.json")
+    row.write_bytes(row.read_bytes()[:50])  # a damaged one is made again
     found = simulate(**SMALL, rate=2.0, seed=range(4), out=tmp_path / "a.csv")
-    assert (done, again) == ([0, 1], [2, 3])
+    assert (done, again) == ([0, 1], [1, 2, 3])
     assert found.rows == whole.rows
     assert (tmp_path / "a.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
     assert not (tmp_path / "a.csv.parts").exists()

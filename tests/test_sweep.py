@@ -9,9 +9,11 @@ import math
 import os
 import subprocess
 import sys
+import threading
 import tracemalloc
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -482,6 +484,26 @@ def test_an_interrupted_sweep_goes_on(monkeypatch, tmp_path):
     assert not (tmp_path / "a.csv.parts").exists()
 
 
+@pytest.mark.parametrize("damage", ["a note cut off", "a note of nothing", "a part cut off", "a part of nothing"])
+def test_a_part_that_was_damaged_is_made_again(monkeypatch, tmp_path, damage):
+    """By a disk that was full or lost power: neither rows that are missing nor an error that no further run gets past."""
+    monkeypatch.setattr(sweep, "TASK_ROWS", 36)
+    sweep_run.run(small_spec(), out=tmp_path / "whole.csv")
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as m:
+        m.setattr(sweep_run, "join_parts", stop)
+        with pytest.raises(KeyboardInterrupt):
+            sweep_run.run(small_spec(), out=tmp_path / "a.csv")
+    parts = sorted((tmp_path / "a.csv.parts").glob("*.json" if "note" in damage else "*.csv"))
+    assert len(parts) == 4
+    parts[1].write_bytes(parts[1].read_bytes()[: 0 if "nothing" in damage else 100])
+    sweep_run.run(small_spec(), out=tmp_path / "a.csv")
+    assert (tmp_path / "a.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
+
+
 def test_parts_of_another_sweep_are_not_taken(monkeypatch, tmp_path):
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
@@ -661,6 +683,55 @@ def test_a_cluster_without_workers_is_one_line(monkeypatch):
         list(fanout.run(abs, [1], cluster="dask://a:1"))
 
 
+@pytest.mark.parametrize(
+    ("workers", "ends"),
+    [
+        ([{"a": 1}] * 40, False),
+        ([{"a": 1}, {}, {}, {"a": 1}] * 10, False),
+        ([{"a": 1}, {}], True),
+        ([OSError()], False),
+    ],
+)
+def test_a_cluster_whose_workers_all_went_away_is_not_waited_for(monkeypatch, workers, ends):
+    """20 looks in the time after which it counts as gone: workers that come back in between are waited for, and a scheduler
+    that does not answer fails by itself."""
+    closed = threading.Event()
+    seen = iter(workers)
+    last = workers[-1]
+
+    class Client:
+        def nthreads(self) -> dict[str, int]:
+            nonlocal last
+            last = next(seen, last)
+            if isinstance(last, Exception):
+                raise last
+            return last
+
+        def close(self) -> None:
+            closed.set()
+
+    monkeypatch.setattr(fanout, "ALONE_S", 0.4)
+    with fanout._attended(Client()):
+        assert closed.wait(0.7) is ends
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_what_ray_tells_of_lost_workers_stands_beside_no_document(monkeypatch, capsys, before):
+    """Ray prints it on the standard output of who is connected, whatever it is told of logs; a connection of ours ends with the
+    work, one that was there before stays."""
+    told: list[str] = []
+    ray = SimpleNamespace(
+        is_initialized=lambda: before, init=lambda **_: told.append("init"), shutdown=lambda: told.append("shutdown")
+    )
+    joblib = SimpleNamespace(parallel_config=lambda **_: contextlib.nullcontext())
+    monkeypatch.setattr(fanout, "_need", lambda *_: ray)
+    monkeypatch.setitem(sys.modules, "ray.util.joblib", SimpleNamespace(register_ray=lambda: None))
+    with fanout._backend(joblib, "ray", 1):
+        print("(raylet) A worker died")
+    assert capsys.readouterr() == ("", "(raylet) A worker died\n")
+    assert told == (["init"] if before else ["init", "shutdown"])
+
+
 def test_what_is_kept_goes_with_the_whole_or_when_nothing_is(tmp_path):
     """A folder with a part in it stays after a failure, for the next run; one without goes."""
     out = tmp_path / "rows.csv"
@@ -747,7 +818,8 @@ def test_output_for_people(specsim, arguments, said):
         (["--accept-rate", "0.3:0.95"], "steps of 1, which miss its end; give a step: 0.3:0.95:0.1"),
         (["--cluster", "dask://here"], "give dask://HOST:PORT"),
         (["--accept-rate", "0.5", "--accept-length", "2"], "stated twice"),
-        (["--model", "Kimi-K2.5,nothing-like-it", "--tp", "3"], "heads"),
+        (["--model", "Kimi-K2.5,nothing-like-it", "--tp", "3"], "no model 'nothing-like-it'"),
+        (["--model", "Kimi-K2.5,Llama-3.1-8B", "--tp", "3"], "does not divide 64 attention heads of Kimi-K2.5"),
         (["--draft-tokens", "1"], "--draft-tokens"),
         (["--dp-attention", "many"], "--dp-attention"),
         (["--accept-length", "0.5"], "--accept-length"),
@@ -835,6 +907,30 @@ def test_what_no_scenario_can_have_is_refused_before_any_is_built(specsim, optio
     code, out, err = specsim("sweep", option, values)
     assert (code, out) == (2, "")
     assert err.splitlines() == [f"error: {option}: {mend}"]
+
+
+@pytest.mark.parametrize(
+    ("option", "values", "mend"),
+    [
+        ("--model", "Qwen3-8B,Qwen3-8x", "no model 'Qwen3-8x': no preset, folder or file"),
+        ("--hardware", "1x-h200,1x-h20", "no hardware profile '1x-h20'; did you mean '1x-h200'?"),
+        ("--method", "eagle3,eagel", "--method: unknown method 'eagel'; did you mean 'eagle'?"),
+        ("--routing", "uniform,zipf:x", "--routing: 'zipf:x' needs an exponent"),
+    ],
+)
+def test_a_name_that_nothing_has_is_refused(specsim, option, values, mend):
+    """A word that is misspelt in a list of many would else be a note below a result that lacks it."""
+    for command in ("sweep", "simulate --num-requests 2 --rate 1"):
+        code, out, err = specsim(*command.split(), option, values)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert mend in err
+
+
+def test_a_file_that_cannot_be_used_is_left_out_as_what_does_not_fit_is(specsim, tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "of another kind"}')
+    code, out, _ = specsim("sweep", "--model", f"Llama-3.1-8B,{tmp_path}", "--hardware", "1x-h200", "--json")
+    assert code == 0
+    assert any(w.startswith("left out") for w in json.loads(out)["warnings"])
 
 
 def test_a_case_that_cannot_be_is_left_out_and_said(specsim):

@@ -155,6 +155,12 @@ def test_counters_that_fall_are_told() -> None:
         growth(before, after, "vllm:spec_decode_num_drafts")
 
 
+def test_a_value_is_what_follows_the_labels() -> None:
+    """OpenMetrics puts a time stamp and an exemplar after it, with labels of its own."""
+    counters = live.Counters('vllm:x_total{engine="0",pod="a}b"} 9 17.5 # {trace_id="y"} 0.5 17.4\n# EOF')
+    assert counters.per_rank("vllm:x", engine="0") == 9
+
+
 def test_without_metrics_the_step_is_still_measured() -> None:
     point = one(fault="no-metrics")
     assert point.decode_ms is not None

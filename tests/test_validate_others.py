@@ -14,6 +14,7 @@ from specsim.errors import InputError, WorkError
 from specsim.live import Client, LogTail, PointError, ServerError, decode_lines, generate, identify
 from specsim.load import Load
 from specsim.measure import Plan, logged, measure
+from specsim.observations import observe
 from specsim.records import Point, Record
 from specsim.validation import run_url
 
@@ -256,7 +257,10 @@ def test_a_certificate_of_its_own_is_refused_with_the_mend_and_then_used(
     with FakeServer(tls=CERTIFICATE) as server:
         with pytest.raises(ServerError, match=r"CERTIFICATE_VERIFY_FAILED.*set SSL_CERT_FILE to it"):
             identify(Client(server.url))
+        with pytest.raises(WorkError, match=r"CERTIFICATE_VERIFY_FAILED.*set SSL_CERT_FILE to it"):
+            observe(server.url)
         monkeypatch.setenv("SSL_CERT_FILE", str(CERTIFICATE))
+        assert observe(server.url)
         record, failed, _ = measured(server.url, tmp_path, load=LOAD)
     assert (failed, len(record.points), len(record.loads)) == (0, 1, 1)
 
@@ -335,3 +339,14 @@ def test_a_point_fails_where_nothing_was_made_of_it(tmp_path: Path) -> None:
         pytest.raises(WorkError, match="no point could be measured"),
     ):
         measured(server.url, tmp_path)
+
+
+@pytest.mark.parametrize("odd", ["2.0.1", ".", "9" * 400, "9" * 5000, "nan", ""])
+def test_a_garbled_number_of_a_log_costs_its_line_alone(odd: str) -> None:
+    """Of lines that two processes write at once, or that are cut: the server is measured all the same."""
+    line = "Decode batch, #running-req: 4, #token: 1, accept len: 2.00, cuda graph: True, gen throughput (token/s): 80.00, #queue-req: 0"
+    whole = decode_lines([line] * 3)
+    assert [found.step_ms for found in whole] == [100.0, 100.0]
+    for number in ("4", "2.00", "80.00"):
+        garbled = line.replace(f": {number},", f": {odd},")
+        assert decode_lines([line] * 3 + [garbled]) == whole

@@ -234,6 +234,7 @@ def test_a_large_trace_takes_the_memory_of_a_block(
         ('{"arrival_s": 0, "input_tokens": 1, "output_tokens": 1}\n[]\n', "line 2: is not a JSON object"),
         ('{"arrival_s": null, "input_tokens": 1, "output_tokens": 1}\n', "line 1: has no arrival_s"),
         ('{"arrival_s": 0, "input_tokens": 1, "output_tokens": ' + "1" * 5000 + "}\n", "line 1: is not JSON"),
+        ('{"arrival_s": 0, "input_tokens": true, "output_tokens": 1}\n', "line 1: input_tokens is True"),
         (OWN + "1e400,1,1\n", "arrival_s is inf"),
         (OWN + "0,1e400,1\n", "input_tokens is inf"),
         (OWN.strip() + ",input_tokens\n0,1,1,2\n", "has several columns input_tokens; keep one"),

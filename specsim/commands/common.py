@@ -286,6 +286,8 @@ class OutFile(click.Path):
         from specsim.files import no_folder
 
         path = Path(value)
+        if str(path) == "-":
+            self.fail("'-' is no file; name one, or /dev/stdout", param, ctx)
         if why := no_folder(path):
             self.fail(why, param, ctx)
         if path.is_dir():

@@ -20,11 +20,13 @@ class At(click.ParamType):  # type: ignore[type-arg,unused-ignore]
         if isinstance(value, tuple):
             return value
         batch, mark, ms = str(value).partition("=")
+        if not mark:
+            self.fail(f"{value!r} is not BATCH=MS; for example 3=15.5", param, ctx)
         try:
             found = COUNT.convert(batch, param, ctx), float(ms)
         except ValueError:
             self.fail(f"{value!r} is not BATCH=MS; for example 3=15.5", param, ctx)
-        if not mark or found[0] < 1 or not 0 < found[1] < 1e7:
+        if found[0] < 1 or not 0 < found[1] < 1e7:
             self.fail(f"{value!r}: give a batch of 1 or more and a time above 0; for example 3=15.5", param, ctx)
         return found
 
