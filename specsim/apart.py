@@ -7,6 +7,7 @@ scenario and the profile say beforehand, whatever the run's own times:
   wrong with them would go into the terms;
 - experts outside the sizes that their class was calibrated at: engines choose the configuration of their kernel by how many
   there are and how wide, and a fit to other sizes does not know this one's;
+- routing in which the rows of a request choose alike: a verify reads as few experts as a plain step does;
 - routing in which all rows choose the same experts: kernels that cut an expert's rows into tiles take its weights up once a tile,
   and classes are calibrated where there is one.
 """
@@ -23,7 +24,7 @@ from specsim.machine import positive, priced_as
 from specsim.models import Experts
 from specsim.profiles import Profile
 from specsim.provenance import classes_of, read_by
-from specsim.routing import COLLAPSED
+from specsim.routing import ALIKE, COLLAPSED
 from specsim.scenarios import Scenario
 
 CALIBRATED = ("measured", "fitted")
@@ -50,6 +51,8 @@ def _reasons(s: Scenario) -> Iterator[str]:
             yield f"{here}, and {name} of {s.profile.name} was calibrated at {there}: `specsim calibrate --model` measures a model's own"
     if s.routing is COLLAPSED:
         yield "all rows chose the same experts, and classes are calibrated with rows that spread"
+    if s.routing is ALIKE and s.method != "none":
+        yield "the rows of a request chose the same experts, and those of a verify are taken to choose for themselves"
 
 
 def _foreign(s: Scenario) -> list[str]:

@@ -26,10 +26,11 @@ from specsim.progress import track
 from specsim.provenance import Source, sources_of_all
 from specsim.quantities import HALF, six
 from specsim.records import Correction, LoadRun, Point, Quantity, Record, first_trouble
-from specsim.routing import COLLAPSED
+from specsim.routing import ALIKE, COLLAPSED
 from specsim.scenarios import Scenario, of_record
 
 SCHEMA = "specsim.validation/1"
+RECORDED_ROUTING = {"collapsed": COLLAPSED, "alike": ALIKE}  # what a record says of random weights, where it is not uniform
 RECORD = "specsim.record/1"
 OWN_CORE_US = 0.2  # a step of the loop on a core of its own, of the hosts that launches were calibrated on
 STEPS = ("decode", "draft", "verify", "extend", "host", "cycle", "tokens_per_s", "break_even")  # at a fixed batch
@@ -243,9 +244,8 @@ def scenario_of(record: Record, point: Point, hardware: str | Profile | None) ->
         scenario = replace(
             scenario, profile=scenario.profile.model_copy(update={"host": _host(record, point.host_slowdown)})
         )
-    if record.environment.get("routing") == "collapsed":
-        scenario = replace(scenario, routing=COLLAPSED)
-    return scenario
+    routing = RECORDED_ROUTING.get(record.environment.get("routing", ""))
+    return scenario if routing is None else replace(scenario, routing=routing)
 
 
 def _host(record: Record, seen: Quantity) -> Host:
