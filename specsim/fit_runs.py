@@ -87,6 +87,10 @@ def _with_and_without_drafts(runs: Sequence[Run]) -> bool:
     )
 
 
+def _by_groups(run: Run) -> bool:
+    return any(layer.experts is not None and layer.experts.by_groups for layer, _ in run.scenario.model.layers)
+
+
 def _eager_with_and_without_experts(runs: Sequence[Run]) -> bool:
     return len({run.scenario.model.experts is None for run in runs if run.eager}) == 2
 
@@ -96,6 +100,10 @@ RUNS: dict[str, Shown] = {
         "runs of models with many and with few kernels a layer, in graphs at batch 1", _several_models
     ),
     "row_layer_us": Shown("a run at batch 32 or more", _one(lambda r: _widest(r) >= 32)),
+    "row_groups_us": Shown(
+        "a run at batch 32 or more of a model whose experts are chosen by groups, as DeepSeek-V2's",
+        _one(lambda r: _widest(r) >= 32 and _by_groups(r)),
+    ),
     "verify_layer_us": Shown(
         "a run with speculation and one without of the same model, at batch 1", _with_and_without_drafts
     ),

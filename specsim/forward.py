@@ -61,6 +61,7 @@ class Pass:
 
     operators: tuple[Operator, ...]
     layers: int
+    grouped: int = 0  # of them with experts that are chosen by groups
 
     def kernels(self, load: Load) -> Array:
         """CUDA kernels of the pass."""
@@ -368,7 +369,8 @@ def build(
     operators.append(logits(model.head.outputs, seen))
     if parallel.tp > 1:  # logits gathered: half an all-reduce of as many bytes
         operators.append(replace(allreduce(model.head.outputs * model.activation.bytes / 2, seen), gather=True))
-    return Pass(merge(operators), model.num_layers)
+    grouped = sum(n for layer, n in model.layers if layer.experts is not None and layer.experts.by_groups)
+    return Pass(merge(operators), model.num_layers, grouped)
 
 
 # --- operators to seconds -------------------------------------------------------------------------------------------
@@ -461,6 +463,8 @@ def cost(
         add("launch", gaps + waits, float(np.max(kernels, initial=0.0)), origin)
     if not prefill:  # what grows with rows was seen at up to 256; thousands of prompt rows do not pay it
         add("small_kernels", lift(terms["row_layer"], n) * load.rows * p.layers, 0, machine.terms_source)
+        if p.grouped:
+            add("small_kernels", lift(terms["row_groups"], n) * load.rows * p.grouped, 0, machine.terms_source)
     if verify:
         add("attention", lift(terms["verify_layer"], n) * (load.tokens > 1) * p.layers, 0, machine.terms_source)
     return Cost(seconds, calls, moved, source, p.classes, graph)

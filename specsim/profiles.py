@@ -153,6 +153,7 @@ class EngineTerms(Group):
     uncertainties: dict[str, Uncertainty] = {}
     kernel_gap_us: Finite | None = None
     row_layer_us: Finite | None = None
+    row_groups_us: NonNegative | None = None
     verify_layer_us: Finite | None = None
     allreduce_skew_us: NonNegative | None = None
     draft_step_us: NonNegative | None = None
