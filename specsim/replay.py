@@ -30,7 +30,10 @@ from specsim.routing import ALIKE, COLLAPSED
 from specsim.scenarios import Scenario, of_record
 
 SCHEMA = "specsim.validation/1"
-RECORDED_ROUTING = {"collapsed": COLLAPSED, "alike": ALIKE}  # what a record says of random weights, where it is not uniform
+RECORDED_ROUTING = {
+    "collapsed": COLLAPSED,
+    "alike": ALIKE,
+}  # what a record says of random weights, where it is not uniform
 RECORD = "specsim.record/1"
 OWN_CORE_US = 0.2  # a step of the loop on a core of its own, of the hosts that launches were calibrated on
 STEPS = ("decode", "draft", "verify", "extend", "host", "cycle", "tokens_per_s", "break_even")  # at a fixed batch

@@ -65,7 +65,9 @@ class Routing:
 
 UNIFORM = Routing()
 COLLAPSED = Routing(zipf=10.0, name="zipf:10")  # all rows choose the same experts, as with dummy weights
-ALIKE = Routing(name="uniform")  # requests choose evenly, the rows of one alike: a pass of several rows reads less than predicted
+ALIKE = Routing(
+    name="uniform"
+)  # requests choose evenly, the rows of one alike: a pass of several rows reads less than predicted
 
 
 def inclusion(weight: Array, k: int) -> Array:

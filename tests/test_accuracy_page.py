@@ -103,9 +103,9 @@ def test_asking_the_peer(accuracy: ModuleType, tmp_path: Path, monkeypatch: pyte
 
 def test_the_readme_says_what_the_page_shows() -> None:
     """Of the runs with fitted terms (no model's own run in its terms): decode and verify in graphs within 2.5 % in the median and
-    7 % at worst, 31 % where all rows chose the same experts, cycles, and eager steps and cycles, within 45 %; cycles on one GPU whose host was watched within 7 %."""
+    7 % at worst, 36 % where all rows, or those of a request, chose the same experts, cycles, and eager steps and cycles, within 45 %; cycles on one GPU whose host was watched within 7 %."""
     readme = " ".join((ROOT / "README.md").read_text().split())
-    said = "decode and verify in CUDA graphs on calibrated H200s are within 2.5 % in the median and 7 % at worst (31 % where random weights send all rows to the same experts); cycles that wait for the host, and eager steps and cycles, miss by up to 45 %; where the cores of the host were watched, cycles in graphs on one GPU are within 7 %"  # fmt: skip
+    said = "decode and verify in CUDA graphs on calibrated H200s are within 2.5 % in the median and 7 % at worst (36 % where random weights send rows to the same experts); cycles that wait for the host, and eager steps and cycles, miss by up to 45 %; where the cores of the host were watched, cycles in graphs on one GPU are within 7 %"  # fmt: skip
     assert said in readme
     page = (ROOT / "docs" / "accuracy.md").read_text()
     block = page.split("<!-- begin held-out -->")[1].split("<!-- end held-out -->")[0].split("\n\n")[1]
@@ -115,9 +115,9 @@ def test_the_readme_says_what_the_page_shows() -> None:
     }
     for (runs, phase), (median, worst) in seen.items():
         if runs.startswith("graphs") and phase in ("decode", "verify"):
-            apart = runs.endswith("in no fit")
-            assert median <= (10 if apart else 2.5), (runs, phase)
-            assert abs(worst) <= (31 if apart else 7), (runs, phase)
+            apart = "in no fit" in runs
+            assert median <= (16 if apart else 2.5), (runs, phase)
+            assert abs(worst) <= (36 if apart else 7), (runs, phase)
         if runs.startswith("graphs") and phase == "cycle":
             assert abs(worst) <= 45, (runs, phase)
         if runs.startswith("eager") and phase in ("decode", "verify", "cycle"):

@@ -96,8 +96,10 @@ def test_experts_are_held_against_the_sizes_that_were_calibrated(rows: Any, tp: 
 def test_of_the_shipped_records_the_fit_sets_aside_what_calibration_never_saw() -> None:
     cases, _ = cases_of(load(VALIDATION)[0], engine="sglang")
     found = set_aside(cases)
+    alike = found.pop("gpt-oss-20b-e3-s3-routed")
+    assert alike.startswith("the rows of a request chose the same experts")
     assert all(why.startswith("all rows chose the same experts") for why in found.values())
-    assert set(found) == {c.record for c in cases if c.record.startswith("gpt-oss")}
+    assert set(found) == {c.record for c in cases if c.record.startswith("gpt-oss") and "routed" not in c.record}
 
 
 def test_of_several_ranks_the_timers_that_hold_waits_are_not_fitted() -> None:

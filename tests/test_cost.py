@@ -273,6 +273,23 @@ def test_launches_take_longer_beside_the_code_of_experts() -> None:
         assert evaluate(graphs, slow).verify.total == evaluate(graphs, machine).verify.total
 
 
+def test_choosing_experts_by_groups_costs_a_row() -> None:
+    """0.1 us a row and layer: 6.3 us a layer between 1 and 64 requests, in a plain step and, with 4 rows a request, in a verify."""
+    machine = build_machine(profile(), QUIET)
+    slow = replace(machine, terms={**machine.terms, "row_groups": np.asarray(0.1e-6)})
+    plain = moe(5)
+    layer = plain.layers[0][0]
+    assert layer.experts is not None
+    grouped = replace(plain, layers=((replace(layer, experts=replace(layer.experts, by_groups=True)), 5),))
+    for target, layers in ((plain, 0), (grouped, 5), (dense(5), 0)):
+        for batch in (1, 64):
+            s = scenario(target, eagle(target), d=4, batch=batch, engine=QUIET)
+            before, after = (evaluate(s, m) for m in (machine, slow))
+            assert after.decode.total - before.decode.total == pytest.approx(layers * batch * 0.1e-6, abs=1e-12)
+            assert after.verify.total - before.verify.total == pytest.approx(layers * 4 * batch * 0.1e-6, abs=1e-12)
+            assert after.draft.total == before.draft.total
+
+
 def test_a_batch_costs_the_same_beside_larger_ones() -> None:
     """SGLang speculates with at most 48 requests unless told otherwise. A batch above that asks for more, and changes nothing of
     what a smaller one beside it is padded to."""
