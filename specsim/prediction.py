@@ -17,6 +17,7 @@ from specsim.machine import Machine, priced_as, stand_in
 from specsim.machine import build as build_machine
 from specsim.memory import Memory, memory
 from specsim.pages import Shown
+from specsim.profiles import unread_names
 from specsim.provenance import sources_of
 from specsim.quantities import Quantity, landmarks, six
 from specsim.reproduce import command_of
@@ -320,7 +321,7 @@ def _warnings(s: Scenario, c: Cycle) -> list[str]:
     out = []
     if s.profile.cpu:
         out.append(f"profile {s.profile.name} was made without a GPU: its times say nothing about one")
-    out += [f"{s.profile.name}: {text}" for text in s.profile.caveats]
+    out += [f"{s.profile.name}: {text}" for text in (*s.profile.caveats, *unread_names(s.profile))]
     out += _beyond_graphs(s, c)
     known = s.profile.operators
     for name in c.classes:

@@ -17,12 +17,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import exp, isfinite, log
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from specsim.errors import InputError, did_you_mean
 from specsim.files import parse_yaml, read_text
+from specsim.names import ENGINES
 from specsim.pages import Shown
 
 SourceKind = Literal["measured", "fitted", "published", "datasheet", "assumed"]
@@ -227,6 +228,11 @@ def folder() -> Path:
 
 OTHER_UNIT = (1 / 300, 100.0)  # times: a thousand, and what a class reaches of the GPU's own, a hundredth on a CPU
 REQUIRED = ("gemm_bf16", "attention_gqa", "norm", "tiny")  # operator classes that every profile has
+FORMATS = ("bf16", "fp16", "fp8", "int8", "int4", "nvfp4", "mxfp4")  # that products and experts are named after
+CLASSES = (
+    *(f"{kind}_{name}" for kind in ("gemm", "moe") for name in FORMATS),
+    *("attention_gqa", "attention_mla", "attention_linear", "attention_sparse", "norm", "tiny", "router"),
+)
 
 
 def list_profiles() -> list[str]:
@@ -284,13 +290,14 @@ def parse_profile(text: str, where: str) -> Profile:
     try:
         profile = Profile.model_validate(data, strict=True)
     except ValidationError as error:
-        raise InputError(*_first(error), where=where) from None
+        raise _unknown_key(error, where) or InputError(*_first(error), where=where) from None
     except RecursionError:
         raise InputError("is nested too deeply", where=where) from None
     missing = [name for name in REQUIRED if name not in profile.operators]
     if missing:
         listing = ", ".join(missing)
-        raise InputError(f"operators lacks {listing}", where=where, mend="every profile needs " + ", ".join(REQUIRED))
+        mend = "; ".join(["every profile needs " + ", ".join(REQUIRED), *unread_names(profile)])
+        raise InputError(f"operators lacks {listing}", where=where, mend=mend)
     _refuse_other_units(profile, where)
     return profile
 
@@ -315,6 +322,46 @@ def _first(error: ValidationError) -> tuple[str]:
     more = f" (and {len(details) - 1} more)" if len(details) > 1 else ""
     got = "" if first["type"] == "missing" else f", got {found}"
     return (f"{key}: {first['msg'][:1].lower()}{first['msg'][1:]}{got}{more}",)
+
+
+def unread_names(profile: Profile) -> list[str]:
+    """A line for each operator class and engine that no prediction asks for: a misspelt one, whose figures a stand-in replaces, or
+    one of a later version, without which the rest holds."""
+    found = []
+    for group, names, known in (("operators", profile.operators, CLASSES), ("engines", profile.engines, ENGINES)):
+        for name in names:  # a class may also be by kernel: gemm_fp8_triton
+            if name not in known and not name.startswith(tuple(f"{one}_" for one in known)):
+                found.append(f"{group}.{name} is read by nothing; {did_you_mean(name, known)}")
+    return found
+
+
+def _unknown_key(error: ValidationError, where: str) -> InputError | None:
+    """The complaint about a key that a profile has not there, with the nearest that it has: one that is missing is often a
+    misspelt one. None where every key is known."""
+    for one in error.errors(include_url=False):
+        if one["type"] == "extra_forbidden":
+            key = ".".join(map(str, one["loc"]))
+            return InputError(
+                f"{key}: unknown key", where=where, mend=did_you_mean(str(one["loc"][-1]), _keys_at(one["loc"]))
+            )
+    return None
+
+
+def _keys_at(loc: tuple[int | str, ...]) -> list[str]:
+    """The keys of the group that holds a key."""
+    model: type[BaseModel] = Profile
+    for part in loc[:-1]:
+        if field := model.model_fields.get(str(part)):
+            model = next(_models(field.annotation), model)
+    return [field.alias or name for name, field in model.model_fields.items()]
+
+
+def _models(kind: Any) -> Iterator[type[BaseModel]]:
+    """The groups that a field's type speaks of: itself, or inside lists, mappings and choices."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        yield kind
+    for inner in get_args(kind):
+        yield from _models(inner)
 
 
 def _refuse_odd_values(value: Any, key: str, where: str) -> None:

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specsim.errors import InputError
+from specsim.prediction import predict
 from specsim.profiles import (
     REQUIRED,
     AllReduceCurve,
@@ -28,7 +29,9 @@ from specsim.profiles import (
     list_profiles,
     load_profile,
     parse_profile,
+    unread_names,
 )
+from specsim.scenarios import build
 
 NAMES = list_profiles()
 SOURCE = {"kind": "assumed", "reference": "a test", "date": "2026-01-02"}
@@ -211,7 +214,7 @@ def _seconds(name: str) -> float:
         ("operators.norm.bandwidth_gb_s", "12", ["operators.norm.bandwidth_gb_s", "valid number"]),
         ("operators.norm.bandwidth_gb_s", True, ["operators.norm.bandwidth_gb_s", "valid number"]),
         ("operators.norm.relative_uncertainty", -0.1, ["operators.norm.relative_uncertainty"]),
-        ("operators.norm.speed", 3.0, ["operators.norm.speed", "not permitted"]),
+        ("operators.norm.speed", 3.0, ["operators.norm.speed: unknown key; known: source, "]),
         ("operators.norm.source", {"kind": "guess", "reference": "abc", "date": "2026"}, ["source.kind", "'guess'"]),
         ("operators", {"gemm_bf16": RATE}, ["lacks attention_gqa, norm, tiny"]),
         ("operators", [], ["operators", "dictionary"]),
@@ -233,6 +236,46 @@ def test_bad_values_are_refused_in_one_line(path, value, words):
     assert "\n" not in message
     for word in words:
         assert word in message
+
+
+@pytest.mark.parametrize(
+    ("key", "misspelt", "said"),
+    [
+        ("link", "lnk", "lnk: unknown key; did you mean 'link'?"),
+        ("graph_us", "grph_us", "launch.grph_us: unknown key; did you mean 'graph_us'?"),
+        ("bf16_tflops", "bf16_tflop", "gpu.bf16_tflop: unknown key; did you mean 'bf16_tflops'?"),
+        ("latency_us", "latencies_us", "allreduce.0.latencies_us: unknown key; did you mean 'latency_us'?"),
+        ("inner_ns", "iner_ns", "operators.router.iner_ns: unknown key; did you mean 'inner_ns'?"),
+        ("slow_ratio", "slow_rate", "host.slow_rate: unknown key; did you mean 'slow_ratio'?"),
+        ("kernel_gap_us", "kernel_gpa_us", "engines.sglang.kernel_gpa_us: unknown key; did you mean 'kernel_gap_us'?"),
+        ("kind", "knd", "gpu.source.knd: unknown key; did you mean 'kind'?"),
+        ("norm:", "nrom:", "operators lacks norm; every profile needs gemm_bf16, attention_gqa, norm, tiny; operators.nrom is read by"),
+    ],
+)  # fmt: skip
+def test_a_misspelt_key_is_named_with_the_nearest(key: str, misspelt: str, said: str) -> None:
+    """In every group, and also where the key that it stands for is missing for it."""
+    whole = {
+        "host": {"slow_share": 0.4, "slow_ratio": 2.0, **GROUP},
+        "engines.sglang": {"kernel_gap_us": 1.0, **GROUP},
+        "operators.router": {**RATE, "inner_ns": 1.0},
+    }
+    text = text_of({"engines": {}, **whole})
+    parse_profile(text, "box.yaml")
+    with pytest.raises(InputError) as caught:
+        parse_profile(text.replace(key, misspelt, 1), "box.yaml")
+    assert str(caught.value).startswith(f"box.yaml: {said}")
+
+
+def test_a_class_or_an_engine_that_nothing_reads_is_told_and_the_profile_stays_of_use() -> None:
+    """One of a later version harms nothing; classes by kernel and those of every shipped profile are known."""
+    odd = parse_profile(
+        text_of({"operators.moe_fp9": RATE, "operators.gemm_fp8_triton": RATE, "engines": {"sgalng": GROUP}}), "x"
+    )
+    first, second = unread_names(odd)
+    assert first.startswith("operators.moe_fp9 is read by nothing; did you mean 'moe_fp")
+    assert second.startswith("engines.sgalng is read by nothing; did you mean 'sglang'?")
+    assert any("sgalng" in said for said in predict(build(model="Llama-3.1-8B-Instruct", hardware=odd)).warnings)
+    assert [unread_names(load_profile(name)) for name in NAMES] == [[] for _ in NAMES]
 
 
 @pytest.mark.parametrize(
