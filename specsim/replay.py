@@ -34,6 +34,7 @@ RECORDED_ROUTING = {
     "collapsed": COLLAPSED,
     "alike": ALIKE,
 }  # what a record says of random weights, where it is not uniform
+MOST_SLOW = 10.0  # of a core, by a fixed loop: above, the loop was mostly waiting for it
 RECORD = "specsim.record/1"
 OWN_CORE_US = 0.2  # a step of the loop on a core of its own, of the hosts that launches were calibrated on
 STEPS = ("decode", "draft", "verify", "extend", "host", "cycle", "tokens_per_s", "break_even")  # at a fixed batch
@@ -55,7 +56,8 @@ class Pair:
     """One phase of one point: observed beside predicted. Times in ms; tokens_per_s in 1/s; break_even in tokens.
 
     Of a load run (`record` ends in its rate) `batch` is the simulated mean and `context` that of a request. `step`: of host
-    time, the observed ms of the step or cycle that it is a remainder of.
+    time, the observed ms of the step or cycle that it is a remainder of. `host_slowdown`: of the cores that were predicted on,
+    those watched or else the profile's; 1 is a core of its own, None is not known.
     """
 
     record: str
@@ -67,6 +69,7 @@ class Pair:
     low: float
     high: float
     step: float | None = None
+    host_slowdown: float | None = None
 
     @property
     def error(self) -> float:
@@ -109,6 +112,7 @@ class Result(Shown):
                 **{k: getattr(p, k) for k in ("record", "phase", "batch", "context")},
                 **{k: six(getattr(p, k)) for k in ("observed", "predicted", "low", "high", "error")},
                 "covered": p.covered,
+                "host_slowdown": None if p.host_slowdown is None else six(p.host_slowdown),
             }
             for p in self.pairs
         ]
@@ -179,7 +183,7 @@ def load(path: Path) -> tuple[list[Record], list[str]]:
         elif not path.is_dir():
             raise InputError("is a calibration's record", where=str(path), mend="`specsim calibrate --refit` reads it")
     if not records:
-        why = f" ({skipped[0]})" if skipped else ""
+        why = f" ({skipped[0].removeprefix(f'{path}: ')})" if skipped else ""
         raise InputError(
             f"holds no record{why}", where=str(path), mend="make some with `specsim validate --url` or --launch"
         )
@@ -203,7 +207,8 @@ def distinct(records: Sequence[Record]) -> tuple[list[Record], list[str]]:
 
 
 def predict_point(record: Record, point: Point, hardware: str | Profile | None) -> dict[str, Interval]:
-    """What specsim says of a recorded point, a phase: value, low, high. Raises InputError when it cannot say anything.
+    """What specsim says of a recorded point, a phase: value, low, high; `host_slowdown` beside them is what it was predicted
+    with. Raises InputError when it cannot say anything.
 
     The work that the measurement added (record.corrections) is added to the passes that it slowed down.
     """
@@ -236,7 +241,14 @@ def predict_point(record: Record, point: Point, hardware: str | Profile | None) 
         q = p.breakeven_length  # the correction enters both times: shift the value and keep the relative interval
         value = found["cycle"][0] / found["decode"][0]
         found["break_even"] = (value, value * q.low / q.value, value * q.high / q.value)
+    found["host_slowdown"] = (slowdown_of(scenario),) * 3
     return found
+
+
+def slowdown_of(scenario: Scenario) -> float:
+    """How many times as long as on a core of its own the slowest rank's core takes for the host's work; 1 where nobody looked."""
+    host = scenario.profile.host
+    return 1.0 if host is None else host.slowdown(scenario.parallel.tp)
 
 
 def scenario_of(record: Record, point: Point, hardware: str | Profile | None) -> Scenario:
@@ -297,10 +309,11 @@ def compare(
             base = _base(record, point, records)
             if base is not None and point.cycle_ms is not None:
                 seen["break_even"] = point.cycle_ms.value / base
+            slow = said["host_slowdown"][0] if "host_slowdown" in said else None
             for phase, value in seen.items():
                 if phase in said and value > 0:
                     step = seen.get("cycle") or seen.get("decode") if phase == "host" else None
-                    pairs.append(Pair(record.name, phase, point.batch, point.context, value, *said[phase], step))
+                    pairs.append(Pair(record.name, phase, point.batch, point.context, value, *said[phase], step, slow))
     pairs.sort(key=lambda pair: -abs(pair.error))
     return pairs, left_out(skipped)
 
@@ -348,7 +361,12 @@ def load_pairs(
     )
     name = f"{record.name} {run.rate:g}/s"
     seen = load_replay.observed(run).items()
-    return [Pair(name, phase, said.batch, middle, value, *said.phases[phase]) for phase, value in seen if value > 0]
+    slow = slowdown_of(scenario)
+    return [
+        Pair(name, phase, said.batch, middle, value, *said.phases[phase], host_slowdown=slow)
+        for phase, value in seen
+        if value > 0
+    ]
 
 
 def observed(point: Point) -> dict[str, float]:
@@ -448,8 +466,18 @@ def run(
         (*unreadable, *copies, *unknown, *skipped),
         tuple(_sources(used, hardware)),
         tuple(unreadable),
-        tuple(on_others(used, hardware)),
+        (*on_others(used, hardware), *strange_cores(used)),
     )
+
+
+def strange_cores(records: Sequence[Record]) -> Iterator[str]:
+    """Lines on records whose cores can hardly have been as slow as they say: faster than a core of its own, or slower than
+    MOST_SLOW."""
+    for record in records:
+        seen = [one.host_slowdown.value for one in (*record.points, *record.loads) if one.host_slowdown is not None]
+        for value in (v for v in sorted({min(seen, default=1.0), max(seen, default=1.0)}) if not 1.0 <= v <= MOST_SLOW):
+            why = "is below 1, which is a core of its own" if value < 1 else "is more than a shared core shows"
+            yield f"{record.name}: host_slowdown {value:g} {why}; check how it was measured"
 
 
 def on_others(records: Sequence[Record], hardware: str | None) -> Iterator[str]:

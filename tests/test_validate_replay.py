@@ -317,6 +317,41 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "median error" in run(name="llama8b-base.json")[1]
 
 
+@pytest.mark.parametrize(
+    ("seen", "used", "said"),
+    [
+        (None, 1.0, ""),
+        (2.0, 2.0, ""),
+        (0.5, 1.0, "host_slowdown 0.5 is below 1, which is a core of its own; check how it was measured"),
+        (40.0, 40.0, "host_slowdown 40 is more than a shared core shows; check how it was measured"),
+    ],
+)
+def test_cores_that_can_hardly_be_are_told_and_what_was_used_is_in_the_document(
+    tmp_path: Path, seen: float | None, used: float, said: str
+) -> None:
+    whole = Record.model_validate(json.loads((ROOT / "validation" / "llama8b-base-eager.json").read_text()))
+    whole.environment.pop("host_loop_us", None)
+    for point in whole.points:
+        point.host_slowdown = None if seen is None else Quantity(value=seen)
+    path = tmp_path / "a.json"
+    path.write_text(whole.model_dump_json(by_alias=True))
+    document = replay.run(path, "1x-h200-published").json()  # a box that nobody looked at the cores of
+    assert {point["host_slowdown"] for point in document["points"]} == {used}
+    about = [line for line in document["warnings"] if "host_slowdown" in line]
+    assert about == ([f"{whole.name}: {said}"] if said else [])
+
+
+@pytest.mark.parametrize(
+    "content", ["{", "[]", '{"schema": "specsim.record/1", "points": [{"host_slowdown": "slow"}]}']
+)
+def test_a_file_that_holds_no_record_is_named_once(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "odd.json"
+    path.write_text(content)
+    with pytest.raises(InputError, match="holds no record") as caught:
+        load(path)
+    assert str(caught.value).count("odd.json") == 1
+
+
 @pytest.mark.parametrize("names", [True, "LlamaForCausalLM", [], [None], {}])
 def test_a_config_that_names_no_architecture_is_predicted_by_its_sizes(names: Any) -> None:
     whole = Record.model_validate(json.loads((ROOT / "validation" / "llama8b-base.json").read_text()))
