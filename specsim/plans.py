@@ -17,6 +17,7 @@ from specsim.errors import InputError, as_fraction
 from specsim.machine import Machine
 from specsim.policy import Policy, policies
 from specsim.prediction import machine_of
+from specsim.profiles import unlike_hosts
 from specsim.progress import track
 from specsim.quantities import Quantity, short
 from specsim.scenarios import Scenario
@@ -140,6 +141,7 @@ def plan(
         warnings.append(states.note(best.scenario.engine.name))
     if eager_prefills(best.scenario):
         warnings.append("prefills run outside CUDA graphs by these options: each is launched kernel by kernel")
+    warnings += unlike_hosts(c.scenario.profile for c in choices)
     said = tuple(dict.fromkeys(warnings))
     return Plan(
         rate, requests, targets, ordered, tpot_interval(best), tuple(made), tuple(found), speedup=speedup, warnings=said

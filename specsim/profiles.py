@@ -13,7 +13,7 @@ import itertools
 import os
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import exp, isfinite, log
 from pathlib import Path
@@ -322,6 +322,20 @@ def _first(error: ValidationError) -> tuple[str]:
     more = f" (and {len(details) - 1} more)" if len(details) > 1 else ""
     got = "" if first["type"] == "missing" else f", got {found}"
     return (f"{key}: {first['msg'][:1].lower()}{first['msg'][1:]}{got}{more}",)
+
+
+def unlike_hosts(profiles: Iterable[Profile]) -> list[str]:
+    """A line where boxes are compared of which some have a `host` group and others none: their cores are taken for cores of its
+    own, and what is launched kernel by kernel is faster by that alone."""
+    boxes = {p.name: p.host for p in profiles}
+    watched = [
+        f"{name} (a loop takes {host.slowdown():.2f} times as long)" for name, host in boxes.items() if host is not None
+    ]
+    others = [name for name, host in boxes.items() if host is None]
+    if not watched or not others:
+        return []
+    said = f"the host's cores were watched on {', '.join(watched)} and are taken for cores of their own on {', '.join(others)}"
+    return [f"{said}: eager passes and the host's work differ by it, whatever the GPUs do"]
 
 
 def unread_names(profile: Profile) -> list[str]:

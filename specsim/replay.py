@@ -183,7 +183,8 @@ def load(path: Path) -> tuple[list[Record], list[str]]:
         elif not path.is_dir():
             raise InputError("is a calibration's record", where=str(path), mend="`specsim calibrate --refit` reads it")
     if not records:
-        why = f" ({skipped[0].removeprefix(f'{path}: ')})" if skipped else ""
+        first = "" if not skipped else skipped[0] if path.is_dir() else skipped[0].removeprefix(str(path)).lstrip(":, ")
+        why = f" ({first})" if first else ""
         raise InputError(
             f"holds no record{why}", where=str(path), mend="make some with `specsim validate --url` or --launch"
         )

@@ -17,6 +17,7 @@ from specsim import fanout
 from specsim.errors import InputError, WorkError
 from specsim.files import read_kept, write_atomically
 from specsim.pages import Shown
+from specsim.profiles import unlike_hosts
 from specsim.provenance import sources_of_all
 from specsim.quantities import six
 from specsim.scenarios import contents
@@ -170,6 +171,7 @@ def _cases(spec: Spec) -> tuple[dict[int, Case], list[str]]:
     if not cases:
         assert failure is not None
         raise failure
+    warnings += unlike_hosts(lane.scenario.profile for case in cases.values() for lane in case.lanes)
     return cases, warnings
 
 

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specsim.errors import InputError
+from specsim.planned import plan
 from specsim.prediction import predict
 from specsim.profiles import (
     REQUIRED,
@@ -32,6 +33,7 @@ from specsim.profiles import (
     unread_names,
 )
 from specsim.scenarios import build
+from specsim.swept import sweep
 
 NAMES = list_profiles()
 SOURCE = {"kind": "assumed", "reference": "a test", "date": "2026-01-02"}
@@ -264,6 +266,24 @@ def test_a_misspelt_key_is_named_with_the_nearest(key: str, misspelt: str, said:
     with pytest.raises(InputError) as caught:
         parse_profile(text.replace(key, misspelt, 1), "box.yaml")
     assert str(caught.value).startswith(f"box.yaml: {said}")
+
+
+@pytest.mark.parametrize(("watched", "noted"), [((), False), ((0,), True), ((0, 1), False)])
+def test_boxes_of_which_some_have_watched_cores_are_told_apart(
+    watched: tuple[int, ...], noted: bool, tmp_path: Path
+) -> None:
+    """A sweep and a plan over two boxes: one line where one has a `host` group and the other none, and none else."""
+    boxes = []
+    for number in range(2):
+        host = {"host": {"slow_share": 0.5, "slow_ratio": 3.0, **GROUP}} if number in watched else {}
+        boxes.append(tmp_path / f"box{number}.yaml")
+        boxes[-1].write_text(text_of({"name": f"box{number}", "gpus": 1, "link": "none", "allreduce": [], **host}))
+    names = [str(box) for box in boxes]
+    line = "the host's cores were watched on box0 (a loop takes 2.00 times as long) and are taken for cores of their own on box1"
+    swept = sweep("Llama-3.1-8B", hardware=names, batch=[4]).warnings
+    planned = plan("Llama-3.1-8B", hardware=names, rate=1).plan.warnings
+    for warnings in (swept, planned):
+        assert [w.partition(":")[0] for w in warnings if "cores" in w] == ([line] if noted else [])
 
 
 def test_a_class_or_an_engine_that_nothing_reads_is_told_and_the_profile_stays_of_use() -> None:
