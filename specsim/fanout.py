@@ -14,7 +14,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,6 +27,11 @@ T = TypeVar("T")
 R = TypeVar("R")
 TRIES = 3
 ALONE_S = 120.0  # without any worker, after which a cluster counts as gone
+PACKAGES = {
+    "fanout": ("joblib",),
+    "dask": ("joblib", "distributed"),
+    "ray": ("joblib", "ray"),
+}  # by extra of the install
 WAVE = 8  # tasks a worker gets at a time: bounds what is in flight
 
 
@@ -39,12 +45,8 @@ def run(function: Callable[[T], R], tasks: Sequence[T], *, jobs: int = 1, cluste
         for task in tasks:
             yield _value(_tried(function, task))
         return
-    if not isinstance(jobs, int) or jobs == 0 or jobs < -1:
-        raise InputError(f"{jobs!r} processes", where="--jobs", mend="give 1 or more, or -1 for one a core")
-    kind = "fanout" if cluster is None else str(cluster).partition("://")[0]
-    if kind not in ("fanout", "dask", "ray"):
-        raise InputError(f"unknown cluster {cluster!r}", where="--cluster", mend="give dask://HOST:PORT or ray")
-    joblib = _need("joblib", kind)
+    check(jobs, cluster)
+    joblib = import_module("joblib")
     with _backend(joblib, cluster, jobs):
         try:
             workers = max(1, joblib.effective_n_jobs(-1 if cluster else jobs))
@@ -54,6 +56,20 @@ def run(function: Callable[[T], R], tasks: Sequence[T], *, jobs: int = 1, cluste
             wave = tasks[first : first + WAVE * workers]
             for outcome in _wave(joblib, function, wave, cluster):
                 yield _value(outcome)
+
+
+def check(jobs: int, cluster: str | None) -> None:
+    """Raise InputError where tasks cannot be run so: the number of processes, the cluster's name, all packages that lack."""
+    if cluster is None and jobs == 1:
+        return
+    if not isinstance(jobs, int) or jobs == 0 or jobs < -1:
+        raise InputError(f"{jobs!r} processes", where="--jobs", mend="give 1 or more, or -1 for one a core")
+    kind = _kind(cluster)
+    if kind not in PACKAGES:
+        raise InputError(f"unknown cluster {cluster!r}", where="--cluster", mend="give dask://HOST:PORT or ray")
+    if lacking := " and ".join(_lacking(PACKAGES[kind])):
+        where = "--jobs" if kind == "fanout" else "--cluster"
+        raise InputError(f"needs {lacking}", where=where, mend=f"pip install 'specsim[{kind}]'")
 
 
 def parts_of(out: Path, mark: str) -> Path:
@@ -148,7 +164,7 @@ def _backend(joblib: Any, cluster: str | None, jobs: int) -> Iterator[None]:
         with joblib.parallel_config(backend="loky", n_jobs=jobs):
             yield
     elif cluster.startswith("dask://"):
-        distributed = _need("distributed", "dask")
+        distributed = import_module("distributed")
         address = cluster.removeprefix("dask://")
         host, _, port = address.rpartition(":")
         if not host or not port.isdecimal():
@@ -162,14 +178,12 @@ def _backend(joblib: Any, cluster: str | None, jobs: int) -> Iterator[None]:
         with client, _attended(client), joblib.parallel_config(backend="dask", client=client, n_jobs=-1):
             yield
     else:
-        ray = _need("ray", "ray")
+        ray = import_module("ray")
         ours = not ray.is_initialized()
         try:
             ray.init(address="auto" if cluster == "ray" else cluster, ignore_reinit_error=True, log_to_driver=False)
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise WorkError(f"{cluster}: no Ray cluster answers ({type(error).__name__}), nothing was run; start one: ray start --head") from None  # fmt: skip
-        from importlib import import_module
-
         import_module("ray.util.joblib").register_ray()
         try:  # Ray prints what it tells of lost workers, where a document may be printed: not there, and not after it
             with contextlib.redirect_stdout(sys.stderr), joblib.parallel_config(backend="ray", n_jobs=-1):
@@ -206,11 +220,14 @@ def _attended(client: Any) -> Iterator[None]:
         watcher.join()
 
 
-def _need(package: str, extra: str) -> Any:
-    from importlib import import_module
+def _kind(cluster: str | None) -> str:
+    """What of PACKAGES tasks run with."""
+    return "fanout" if cluster is None else str(cluster).partition("://")[0]
 
-    try:
-        return import_module(package)
-    except ImportError:
-        where = "--jobs" if extra == "fanout" else "--cluster"
-        raise InputError(f"needs {package}", where=where, mend=f"pip install 'specsim[{extra}]'") from None
+
+def _lacking(packages: Iterable[str]) -> Iterator[str]:
+    for package in packages:
+        try:
+            import_module(package)
+        except ImportError:
+            yield package

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from specsim import fanout
-from specsim.errors import InputError, WorkError
+from specsim.errors import InputError, WorkError, together
 from specsim.files import read_kept, write_atomically
 from specsim.pages import Shown
 from specsim.profiles import unlike_hosts
@@ -114,7 +114,18 @@ def run(
 
     Raises InputError when no case can be built or `out` cannot be, and WorkError when workers or the disk fail.
     """
-    kind = "" if out is None else check_target(out)
+    kind = ""
+    wrong: list[InputError] = []
+    try:
+        kind = "" if out is None else check_target(out)
+    except InputError as error:
+        wrong.append(error)
+    try:
+        fanout.check(jobs, cluster)
+    except InputError as error:
+        wrong.append(error)
+    if wrong:
+        raise together(wrong[0], wrong[1:])
     cases, warnings = _cases(spec)
     tasks = tasks_of(spec, cases, written=out is not None)
     total = sum(_size(spec, cases[t.case], t) for t in tasks)

@@ -428,6 +428,16 @@ def test_no_pyarrow_is_one_line(monkeypatch, tmp_path):
         sweep_run.run(small_spec(), out=tmp_path / "a.parquet")
 
 
+def test_all_packages_that_lack_are_told_at_once(monkeypatch, tmp_path):
+    for package in ("pyarrow", "joblib", "distributed"):
+        monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(InputError) as caught:
+        sweep_run.run(small_spec(), out=tmp_path / "a.parquet", cluster="dask://here:1")
+    said = str(caught.value)
+    assert "--out: Parquet needs pyarrow; pip install 'specsim[parquet]'" in said
+    assert "--cluster: needs joblib and distributed; pip install 'specsim[dask]'" in said
+
+
 @pytest.mark.parametrize(("name", "said"), [("a.txt", "neither .csv nor .parquet"), ("no/a.csv", "is no folder")])
 def test_bad_targets(tmp_path, name, said):
     with pytest.raises(InputError, match=said):
@@ -724,7 +734,7 @@ def test_what_ray_tells_of_lost_workers_stands_beside_no_document(monkeypatch, c
         is_initialized=lambda: before, init=lambda **_: told.append("init"), shutdown=lambda: told.append("shutdown")
     )
     joblib = SimpleNamespace(parallel_config=lambda **_: contextlib.nullcontext())
-    monkeypatch.setattr(fanout, "_need", lambda *_: ray)
+    monkeypatch.setitem(sys.modules, "ray", ray)
     monkeypatch.setitem(sys.modules, "ray.util.joblib", SimpleNamespace(register_ray=lambda: None))
     with fanout._backend(joblib, "ray", 1):
         print("(raylet) A worker died")
