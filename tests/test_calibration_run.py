@@ -18,7 +18,9 @@ from typing import Any
 import pytest
 from builders import heed_interrupts
 
+from specsim.commands.calibrate import _page
 from specsim.errors import WorkError
+from specsim.pages import text
 from specsim.profiles import load_profile
 
 pytestmark = [
@@ -868,3 +870,17 @@ def test_what_a_library_prints_is_no_exit_code(tmp_path):
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as parent:
         parent.wait(30)
         assert Ranks(parent, 2).codes() == [0, -9]
+
+
+@pytest.mark.parametrize(
+    ("tflops", "shown"), [(786.4, "786"), (9.96, "10"), (3.14, "3.1"), (0.0834, "0.083"), (0.002, "0.002")]
+)
+def test_rates_are_shown_in_digits_that_mean_something(tflops: float, shown: str) -> None:
+    """A CPU's hundredths of a TFLOP/s are no 0; a GPU's hundreds stay whole."""
+    box = load_profile("1x-h200")
+    rates = {
+        "gemm_bf16": box.operators["gemm_bf16"].model_copy(update={"peak_tflops": tflops, "bandwidth_gb_s": 1234.5})
+    }
+    result = SimpleNamespace(profile=box.model_copy(update={"operators": rates}))
+    (row,) = (line for line in text(list(_page(result, "")), 120).splitlines() if line.startswith("gemm_bf16"))
+    assert row.split()[2:4] == ["1234", shown]

@@ -409,11 +409,16 @@ def _wrote(target: Path | None, record: Path | None, seconds: float) -> str:
     return f"Wrote {target} and {record.name}{after}."
 
 
+def _rate(value: float) -> str:
+    """Whole, or two digits of a small one: a CPU does hundredths of a TFLOP/s."""
+    return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
+
+
 def _page(result: Result, wrote: str) -> Page:
     profile = result.profile
     yield Line(f"{profile.name}: seconds = fixed + ((bytes / bandwidth)^3 + (flops / peak)^3)^(1/3)", "title")
     rates = [
-        (name, f"{r.fixed_us:.2f}", f"{r.bandwidth_gb_s:.0f}", f"{r.peak_tflops:.0f}" if r.peak_tflops else "", f"{r.relative_uncertainty:.0%}", r.note or r.source.kind)
+        (name, f"{r.fixed_us:.2f}", _rate(r.bandwidth_gb_s), _rate(r.peak_tflops) if r.peak_tflops else "", f"{r.relative_uncertainty:.0%}", r.note or r.source.kind)
         for name, r in profile.operators.items()
     ]  # fmt: skip
     yield grid(("class", ">fixed us", ">GB/s", ">TFLOP/s", ">+-", "~from"), rates)
