@@ -697,3 +697,23 @@ def test_nothing_is_said_where_nobody_listens() -> None:
 
     report(1, 2)
     assert list(track([1, 2])) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("sweep --batch x --context y --bogus 3", ["--batch: 'x' is not", "--context: 'y' is not", "specsim sweep: no option '--bogus'"]),
+        ("plan --rate x --tp 1:z --bogus", ["--rate: 'x' is not", "--tp: '1:z' is not", "specsim plan: no option '--bogus'"]),
+        ("predict --plot a.foo --bogus", ["--plot: .foo is no picture format", "specsim predict: no option '--bogus'"]),
+    ],
+)  # fmt: skip
+def test_wrong_names_and_wrong_values_are_told_in_one_round(
+    line: str, told: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(line.split())
+    errors = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 2
+    assert len(errors) == len(told)
+    for said in told:
+        assert any(error.startswith(f"error: {said}") for error in errors), (said, errors)

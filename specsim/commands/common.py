@@ -303,9 +303,13 @@ class PlotFile(OutFile):
     """A file for a picture; so is a suffix that no picture has."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        from specsim.errors import InputError
         from specsim.plot_style import check
 
-        check(Path(value))
+        try:
+            check(Path(value))
+        except InputError as error:
+            self.fail(f"{error.what}; {error.mend}", param, ctx)
         return super().convert(value, param, ctx)
 
 

@@ -23,7 +23,7 @@ from specsim.commands.common import (
     range_option,
     show,
 )
-from specsim.commands.scenario import COUNT, FILE, TOKENS, Known, says, scenario_options
+from specsim.commands.scenario import COUNT, FILE, TOKENS, Known, Listed, says, scenario_options
 from specsim.names import PERCENTILES, flag_of
 
 LISTS = ("hardware", "tp", "ep", "draft_tokens")
@@ -37,10 +37,16 @@ def lists_of_some(command: Callable[..., Any]) -> Callable[..., Any]:
     wrapped = scenario_options(command)
     for option in wrapped.__click_params__[own:]:  # type: ignore[attr-defined]
         if option.name in LISTS:
-            option.type = option.type.several(",") if isinstance(option.type, Known) else click.STRING
+            option.type = option.type.several(",") if isinstance(option.type, Known) else Listed(_whole)
             option.metavar = "LIST"
         option.hidden = option.name in FIXED
     return wrapped
+
+
+def _whole(text: str) -> Any:
+    from specsim.ranges import whole_numbers
+
+    return whole_numbers(text, "")
 
 
 @click.command()

@@ -91,6 +91,14 @@ class Several(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if not isinstance(value, str) or not ("," in value or (self.numeric and ":" in value)):
             return self.kind.convert(value, param, ctx)
+        from specsim.errors import InputError
+
+        try:
+            return self._listed(value, param, ctx)
+        except InputError as error:  # as click tells it, so that it is told with all else of the line
+            self.fail("; ".join(filter(None, (error.what, error.mend))), param, ctx)
+
+    def _listed(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Any, ...]:
         from specsim.ranges import numbers, whole_numbers, words
 
         flag = param.opts[0] if param is not None else ""
@@ -100,6 +108,24 @@ class Several(click.ParamType):  # type: ignore[type-arg,unused-ignore]
             listed = many(word, flag) if self.numeric and ":" in word else (word,)
             found += [self.kind.convert(one, param, ctx) for one in listed]
         return tuple(dict.fromkeys(found))
+
+
+class Listed(click.types.StringParamType):
+    """The text of a list or a range, whose values are checked with those of all other options of the line. read: what reads it
+    later."""
+
+    def __init__(self, read: Callable[[str], Any]) -> None:
+        self.read = read
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        from specsim.errors import InputError
+
+        text = super().convert(value, param, ctx)
+        try:
+            self.read(text)
+        except InputError as error:
+            self.fail("; ".join(filter(None, (error.what, error.mend))), param, ctx)
+        return text
 
 
 class DpAttention(click.ParamType):  # type: ignore[type-arg,unused-ignore]

@@ -9,12 +9,16 @@ from typing import Any, TypeVar
 import click
 
 from specsim.commands.common import Meter, OutFile, draw, json_option, note, plot_option, print_result, show
-from specsim.commands.scenario import Count, Known, scenario_options
+from specsim.commands.scenario import Count, Known, Listed, scenario_options
 from specsim.names import flag_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 SINGLE = ("sglang_args", "vllm_args")  # launch lines: commas are part of them
 TYPES: dict[str, Any] = {}
+
+
+def _reader(name: str) -> Callable[[str], Any]:
+    return lambda text: _values(name, text)
 
 
 def lists_of_scenario_options(command: F) -> F:
@@ -24,7 +28,7 @@ def lists_of_scenario_options(command: F) -> F:
     for option in getattr(wrapped, "__click_params__", [])[len(own) :]:
         if isinstance(option, click.Option) and option.name and not option.multiple and option.name not in SINGLE:
             TYPES[option.name] = option.type
-            option.type = option.type.several(",") if isinstance(option.type, Known) else click.STRING
+            option.type = option.type.several(",") if isinstance(option.type, Known) else Listed(_reader(option.name))
             option.metavar = "LIST"
     return wrapped
 
