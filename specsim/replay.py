@@ -475,8 +475,11 @@ def strange_cores(records: Sequence[Record]) -> Iterator[str]:
     """Lines on records whose cores can hardly have been as slow as they say: faster than a core of its own, or slower than
     MOST_SLOW."""
     for record in records:
-        seen = [one.host_slowdown.value for one in (*record.points, *record.loads) if one.host_slowdown is not None]
-        for value in (v for v in sorted({min(seen, default=1.0), max(seen, default=1.0)}) if not 1.0 <= v <= MOST_SLOW):
+        watched = (*(p.host_slowdown for p in record.points), *(load.host_slowdown for load in record.loads))
+        seen = {slow.value for slow in watched if slow is not None}
+        for value in sorted({min(seen, default=1.0), max(seen, default=1.0)}):
+            if 1.0 <= value <= MOST_SLOW:
+                continue
             why = "is below 1, which is a core of its own" if value < 1 else "is more than a shared core shows"
             yield f"{record.name}: host_slowdown {value:g} {why}; check how it was measured"
 
