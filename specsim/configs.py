@@ -192,7 +192,7 @@ def _locate(given: str | os.PathLike[str]) -> Path:
         raise InputError(
             "no such folder or file",
             where=name_or_path[:80],
-            mend="give a preset or the folder of a config.json, by --model where a launch line names this path",
+            mend="give a preset or the folder of a config.json, by --model or --draft where a launch line names this path",
         )
     names = tuple(p.stem for p in sorted(PRESETS.glob("*.json")))
     mend = did_you_mean(name_or_path[:80], names)

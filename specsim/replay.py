@@ -38,6 +38,12 @@ MOST_SLOW = 10.0  # of a core, by a fixed loop: above, the loop was mostly waiti
 RECORD = "specsim.record/1"
 OWN_CORE_US = 0.2  # a step of the loop on a core of its own, of the hosts that launches were calibrated on
 STEPS = ("decode", "draft", "verify", "extend", "host", "cycle", "tokens_per_s", "break_even")  # at a fixed batch
+WHOLE = (
+    "decode",
+    "verify",
+    "cycle",
+    "tokens_per_s",
+)  # measured as they are; the others are what a difference left, or may be 0
 PHASES = (*STEPS, *load_replay.PHASES)  # the latter under load
 JUDGED = (
     "decode",
@@ -170,6 +176,8 @@ def load(path: Path) -> tuple[list[Record], list[str]]:
             if path.is_dir() and schema != RECORD:
                 if str(schema).startswith("specsim.record/"):
                     skipped.append(f"{file}: is a {schema}, and this specsim reads {RECORD}; install the newer one")
+                elif isinstance(content, dict) and {"points", "engine"} <= set(content):
+                    skipped.append(f"{file}: has the keys of a record and schema {schema!r}; its schema is {RECORD}")
                 continue
             record = Record.model_validate(content)
         except ValidationError as error:
@@ -307,9 +315,14 @@ def compare(
                 skipped.setdefault((record.name, str(error)), []).append(point)
                 continue
             seen = observed(point)
+            for phase in WHOLE:
+                if seen.get(phase, 1.0) <= 0:
+                    skipped.setdefault(
+                        (record.name, f"{phase} is {seen.pop(phase):g}, and must be above 0"), []
+                    ).append(point)
             base = _base(record, point, records)
-            if base is not None and point.cycle_ms is not None:
-                seen["break_even"] = point.cycle_ms.value / base
+            if base is not None and "cycle" in seen:
+                seen["break_even"] = seen["cycle"] / base
             slow = said["host_slowdown"][0] if "host_slowdown" in said else None
             for phase, value in seen.items():
                 if phase in said and value > 0:
@@ -387,6 +400,7 @@ def _base(record: Record, point: Point, records: Sequence[Record]) -> float | No
         for candidate in (p for other in alike for p in other.points)
         if candidate.batch == point.batch
         and candidate.decode_ms is not None
+        and candidate.decode_ms.value > 0
         and abs((candidate.context or 0) - (point.context or 0)) <= 0.2 * max(point.context or 0, 1)
     ]
     return statistics.median(seen) if seen else None

@@ -806,7 +806,7 @@ def test_missing_places_are_refused(tmp_path: Path) -> None:
         (str(tmp_path), "no config.json"),
         (str(tmp_path / "none.json"), "no such file"),
         ("/models/mine", "/models/mine: no such folder or file; give a preset or the folder of a config.json"),
-        ("./my-model", "by --model where a launch line names this path"),
+        ("./my-model", "by --model or --draft where a launch line names this path"),
         ("Kimi-K25", "did you mean 'Kimi-K2.5'"),
         ("", "no model"),
         ("a\0b", "no path|no model"),

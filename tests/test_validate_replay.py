@@ -463,3 +463,32 @@ def test_the_list_of_shipped_runs_is_complete() -> None:
         patterns = named(table)
         assert [name for name in sorted(there) if not any(fnmatch.fnmatchcase(name, p) for p in patterns)] == []
         assert [p for p in sorted(patterns) if not fnmatch.filter(there, p)] == []
+
+
+@pytest.mark.parametrize("value", [0.0, -3.0])
+def test_a_time_that_cannot_be_is_told_and_the_others_are_compared(tmp_path: Path, value: float) -> None:
+    """A plain step of 0 ms, whose host time is a share of it and which a break-even divides by."""
+    for name in ("dsv2lite-base", "dsv2lite-e3-s3"):
+        content = json.loads((ROOT / "validation" / f"{name}.json").read_text())
+        if name == "dsv2lite-base":
+            content["points"][0]["decode_ms"]["value"] = value
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    result = replay.run(tmp_path)
+    assert [line for line in result.skipped if f"decode is {value:g}, and must be above 0" in line]
+    first = content["points"][0]
+    pairs = {(p.record, p.phase, p.batch) for p in result.pairs if p.context < 2000}
+    assert ("dsv2lite-base", "decode", 1) not in pairs
+    assert ("dsv2lite-base", "decode", 4) in pairs
+    assert ("dsv2lite-e3-s3", "break_even", first["batch"]) not in pairs
+    assert result.json()["phases"]["cycle"]["n"] == 5
+
+
+@pytest.mark.parametrize("schema", ["specsim.recrod/1", None])
+def test_a_record_by_its_keys_with_another_schema_does_not_pass_a_check(tmp_path: Path, schema: str | None) -> None:
+    content = json.loads((ROOT / "validation" / "dsv2lite-base.json").read_text())
+    (tmp_path / "good.json").write_text(json.dumps(content))
+    (tmp_path / "odd.json").write_text(json.dumps({**content, "schema": schema, "name": "odd"}))
+    (tmp_path / "list.json").write_text("[]")
+    _, unreadable = load(tmp_path)
+    assert len(unreadable) == 1
+    assert f"odd.json: has the keys of a record and schema {schema!r}; its schema is specsim.record/1" in unreadable[0]
