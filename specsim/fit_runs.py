@@ -88,7 +88,8 @@ def _with_and_without_drafts(runs: Sequence[Run]) -> bool:
 
 
 def _by_groups(run: Run) -> bool:
-    return any(layer.experts is not None and layer.experts.by_groups for layer, _ in run.scenario.model.layers)
+    experts = run.scenario.model.experts
+    return experts is not None and experts.by_groups
 
 
 def _eager_with_and_without_experts(runs: Sequence[Run]) -> bool:

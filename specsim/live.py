@@ -22,6 +22,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from specsim.errors import InputError, WorkError
+from specsim.prometheus import LABEL, LABELS
 from specsim.redaction import KEY_VARIABLES, api_key, hide, own_secrets, scrub, without_key
 
 MAX_ANSWER = 256 * 2**20  # bytes
@@ -455,8 +456,7 @@ def _counts(value: Any) -> list[int]:
     return value if isinstance(value, list) and all(type(n) is int and 0 <= n < 10**12 for n in value) else []
 
 
-_SAMPLE = re.compile(r'^([A-Za-z_:][\w:]*)(?:\{((?:[^"}]|"(?:[^"\\]|\\.)*")*)\})?\s+([^\s]+)')
-_LABEL = re.compile(r'([A-Za-z_]\w*)="((?:[^"\\]|\\.)*)"')
+_SAMPLE = re.compile(rf"^([A-Za-z_:][\w:]*){LABELS}\s+([^\s]+)")
 _RANK_LABELS = ("tp_rank", "pp_rank", "dp_rank", "moe_ep_rank")
 
 
@@ -474,7 +474,7 @@ class Counters:
             except ValueError:
                 continue
             if value == value and abs(value) != float("inf"):
-                self._samples.append((match[1], dict(_LABEL.findall(match[2] or "")), value))
+                self._samples.append((match[1], dict(LABEL.findall(match[2] or "")), value))
 
     def per_rank(self, name: str, **labels: str) -> float | None:
         """The counter's value, summed over label sets and divided by the ranks that report it; None when absent."""

@@ -14,13 +14,13 @@ from typing import Any
 from specsim.observe_checks import CONTRADICTION, check_length, check_rate, make_record, read_positions, read_rates
 from specsim.observe_checks import number as finite
 from specsim.observe_read import Source
+from specsim.prometheus import LABEL, LABELS
 from specsim.records import EngineRun, Point, Quantity, Record
 from specsim.redaction import scrub
 
 _SAMPLE = re.compile(
-    r'^(sglang|vllm|llamacpp)[:_]([a-zA-Z0-9_:]+)(?:\{((?:[^"}]|"(?:[^"\\]|\\.)*")*)\})?\s+(\S+)(?:\s+-?[\d.]+)?(?:\s+# \{.*)?\s*$'
+    rf"^(sglang|vllm|llamacpp)[:_]([a-zA-Z0-9_:]+){LABELS}\s+(\S+)(?:\s+-?[\d.]+)?(?:\s+# \{{.*)?\s*$"
 )  # name, labels, value; a time stamp and an exemplar may follow
-_LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
 MAX_SAMPLES = 300_000
 
 Samples = list[tuple[dict[str, str], float]]
@@ -65,7 +65,7 @@ class Metrics:
         samples, key = self.engines[engine][name], labels or ""
         if key in samples:
             self.source.note(f"line {number}: a further scrape begins; of several the last counts")
-        samples[key] = (dict(_LABEL.findall(key)), value)
+        samples[key] = (dict(LABEL.findall(key)), value)
         return True
 
     def records(self) -> list[Record]:

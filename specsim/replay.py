@@ -30,20 +30,12 @@ from specsim.routing import ALIKE, COLLAPSED
 from specsim.scenarios import Scenario, of_record
 
 SCHEMA = "specsim.validation/1"
-RECORDED_ROUTING = {
-    "collapsed": COLLAPSED,
-    "alike": ALIKE,
-}  # what a record says of random weights, where it is not uniform
-MOST_SLOW = 10.0  # of a core, by a fixed loop: above, the loop was mostly waiting for it
 RECORD = "specsim.record/1"
+RECORDED_ROUTING = {"collapsed": COLLAPSED, "alike": ALIKE}  # by what a record says, where it is not uniform
+MOST_SLOW = 10.0  # of a core, by a fixed loop: above, the loop was mostly waiting for it
 OWN_CORE_US = 0.2  # a step of the loop on a core of its own, of the hosts that launches were calibrated on
 STEPS = ("decode", "draft", "verify", "extend", "host", "cycle", "tokens_per_s", "break_even")  # at a fixed batch
-WHOLE = (
-    "decode",
-    "verify",
-    "cycle",
-    "tokens_per_s",
-)  # measured as they are; the others are what a difference left, or may be 0
+WHOLE = ("decode", "verify", "cycle", "tokens_per_s")  # the others are what a difference left, or may be 0
 PHASES = (*STEPS, *load_replay.PHASES)  # the latter under load
 JUDGED = (
     "decode",
@@ -315,11 +307,9 @@ def compare(
                 skipped.setdefault((record.name, str(error)), []).append(point)
                 continue
             seen = observed(point)
-            for phase in WHOLE:
-                if seen.get(phase, 1.0) <= 0:
-                    skipped.setdefault(
-                        (record.name, f"{phase} is {seen.pop(phase):g}, and must be above 0"), []
-                    ).append(point)
+            for phase in [phase for phase in WHOLE if seen.get(phase, 1.0) <= 0]:
+                why = f"{phase} is {seen.pop(phase):g}, and must be above 0"
+                skipped.setdefault((record.name, why), []).append(point)
             base = _base(record, point, records)
             if base is not None and "cycle" in seen:
                 seen["break_even"] = seen["cycle"] / base

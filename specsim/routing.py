@@ -65,9 +65,7 @@ class Routing:
 
 UNIFORM = Routing()
 COLLAPSED = Routing(zipf=10.0, name="zipf:10")  # all rows choose the same experts, as with dummy weights
-ALIKE = Routing(
-    name="uniform"
-)  # requests choose evenly, the rows of one alike: a pass of several rows reads less than predicted
+ALIKE = Routing()  # requests choose evenly, the rows of one alike: several rows read less than this predicts
 
 
 def inclusion(weight: Array, k: int) -> Array:

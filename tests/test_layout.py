@@ -24,7 +24,7 @@ READING_ORDER = """
     workload simulation_costs simulation_reference metrics simulation_kernel simulation preemption gathering bunches busy_periods riding sharing steady steady_servers two_states drawn percentiles
     load_replay replay replay_text fit_runs engine_fit apart fitted fit_text nccl_tests link_tests importers
     fitting tables derive class_fits calibrate residuals shapes
-    observe_read observe_checks observe_serving observe_sglang observe_vllm observe_llama
+    prometheus observe_read observe_checks observe_serving observe_sglang observe_vllm observe_llama
     observe_bench observe_metrics observe_trace observations record_text asked
     live kernels server measure streams load setups validation
     fanout ranges sweeps sweep_rows sweep_run sweep_text policy targets choice drafter_targets plans launch_lines trace_stats

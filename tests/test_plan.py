@@ -364,6 +364,17 @@ def test_prompts_beside_an_answer_are_those_of_steps_drawn_one_by_one(prompt, lo
     assert found == pytest.approx(expected, rel=0.08)
 
 
+def as_simulated(s, given_, made, share, count, tpot, ttft):
+    """A server's closed form at a share of its limit has the mean TPOT and TTFT of `count` simulated requests, within tpot and ttft."""
+    machine = machine_of(s)
+    server = server_of(s, machine, Requests(given_, made))
+    rate = share * float(server.capacity())
+    mean_tpot, mean_ttft, rate = steady_means(simulated_server(s, machine), rate, given_, made, count)
+    p = server.at(rate)
+    assert p.tpot_s[0] == pytest.approx(mean_tpot, rel=tpot)
+    assert p.ttft_s[0] == pytest.approx(mean_ttft, rel=ttft)
+
+
 @pytest.mark.parametrize(
     ("engine", "given_", "made", "places", "share", "tpot", "ttft"),
     [("sglang", 16_000, 100, 1, 0.8, 0.01, 0.1), ("sglang", 16_000, 100, 2, 0.8, 0.05, 0.1), ("sglang", 8000, 50, 7, 0.9, 0.1, 0.15),
@@ -377,13 +388,7 @@ def test_few_places_and_long_prompts(engine, given_, made, places, share, tpot, 
     less TPOT. In vLLM each decodes beside the prompts that follow all others: were these to end in one step, TPOT would be two fifths less."""
     s = llama(1, engine)
     s = replace(s, options={**s.options, "max_running_requests": places})
-    machine = machine_of(s)
-    server = server_of(s, machine, Requests(given_, made))
-    rate = share * float(server.capacity())
-    mean_tpot, mean_ttft, rate = steady_means(simulated_server(s, machine), rate, given_, made, 30_000)
-    p = server.at(rate)
-    assert p.tpot_s[0] == pytest.approx(mean_tpot, rel=tpot)
-    assert p.ttft_s[0] == pytest.approx(mean_ttft, rel=ttft)
+    as_simulated(s, given_, made, share, 30_000, tpot, ttft)
 
 
 def test_a_bunch_is_that_of_a_busy_period():
@@ -436,13 +441,7 @@ def test_prompts_in_a_row(engine, given_, made, memory, share, tpot, ttft):
     full memory's waves take longer to build than its queues last: were they there at once, TTFT would be half as long again."""
     s = llama(1, engine)
     s = replace(s, options=s.options | ({"mem_fraction": memory} if memory else {}))
-    machine = machine_of(s)
-    server = server_of(s, machine, Requests(given_, made))
-    rate = share * float(server.capacity())
-    mean_tpot, mean_ttft, rate = steady_means(simulated_server(s, machine), rate, given_, made, 60_000)
-    p = server.at(rate)
-    assert p.tpot_s[0] == pytest.approx(mean_tpot, rel=tpot)
-    assert p.ttft_s[0] == pytest.approx(mean_ttft, rel=ttft)
+    as_simulated(s, given_, made, share, 60_000, tpot, ttft)
 
 
 def test_who_waits_for_prompts_one_by_one_waits_for_residual_times():

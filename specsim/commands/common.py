@@ -299,6 +299,11 @@ class OutFile(click.Path):
         return path
 
 
+def as_click_tells(error: Any) -> str:
+    """What an InputError says, without the place: click names the option itself, and tells it with all else of the line."""
+    return "; ".join(filter(None, (error.what, error.mend)))
+
+
 class PlotFile(OutFile):
     """A file for a picture; so is a suffix that no picture has."""
 
@@ -309,7 +314,7 @@ class PlotFile(OutFile):
         try:
             check(Path(value))
         except InputError as error:
-            self.fail(f"{error.what}; {error.mend}", param, ctx)
+            self.fail(as_click_tells(error), param, ctx)
         return super().convert(value, param, ctx)
 
 

@@ -10,7 +10,7 @@ import click
 from click.shell_completion import CompletionItem
 
 import specsim.names as known
-from specsim.commands.common import InFile, Share
+from specsim.commands.common import InFile, Share, as_click_tells
 
 if TYPE_CHECKING:
     from specsim.scenarios import Scenario
@@ -95,8 +95,8 @@ class Several(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 
         try:
             return self._listed(value, param, ctx)
-        except InputError as error:  # as click tells it, so that it is told with all else of the line
-            self.fail("; ".join(filter(None, (error.what, error.mend))), param, ctx)
+        except InputError as error:
+            self.fail(as_click_tells(error), param, ctx)
 
     def _listed(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Any, ...]:
         from specsim.ranges import numbers, whole_numbers, words
@@ -124,7 +124,7 @@ class Listed(click.types.StringParamType):
         try:
             self.read(text)
         except InputError as error:
-            self.fail("; ".join(filter(None, (error.what, error.mend))), param, ctx)
+            self.fail(as_click_tells(error), param, ctx)
         return text
 
 
